@@ -1,0 +1,64 @@
+"""cupyrec: train and serve recommender models with embeddings keyed by raw 64-bit ids.
+
+The namespace is NumPy-like: ops, `Tensor`, and the packages `nn`, `models`, `optim`, `data`. Names
+are loaded when they are first used, so that ``cupyrec --help`` answers at once.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+#: Public name -> module that defines it. A new op adds its name here.
+_HOME = {
+    **dict.fromkeys(["Function", "no_grad"], "autograd"),
+    **dict.fromkeys(["manual_seed"], "random"),
+    **dict.fromkeys(["num_threads", "set_num_threads"], "cpu"),
+    **dict.fromkeys(
+        ["exp", "log", "maximum", "relu", "sigmoid", "sqrt", "tanh", "where"], "ops.elementwise"
+    ),
+    **dict.fromkeys(  # Tensor from where it has all its operators and methods
+        [
+            "Tensor", "concatenate", "from_dlpack", "matmul", "mean", "reshape", "softmax",
+            "stack", "sum", "transpose",
+        ],
+        "ops.array_functions",
+    ),
+    "bce_with_logits": "ops.bce_with_logits",
+    "dot_interaction": "ops.dot_interaction",
+    "fused_mlp": "ops.fused_mlp",
+    "relu_dropout": "ops.relu_dropout",
+    **dict.fromkeys(["evaluate", "fit", "predict", "train_step"], "training"),
+}  # fmt: skip
+_PACKAGES = ["data", "embedding", "models", "nn", "ops", "optim", "testing"]
+
+__all__ = [*_HOME, *_PACKAGES]
+
+if TYPE_CHECKING:
+    from cupyrec import data, embedding, models, nn, ops, optim, testing
+    from cupyrec.autograd import Function, no_grad
+    from cupyrec.cpu import num_threads, set_num_threads
+    from cupyrec.ops.array_functions import (
+        Tensor, concatenate, from_dlpack, matmul, mean, reshape, softmax, stack, sum, transpose,
+    )  # fmt: skip
+    from cupyrec.ops.bce_with_logits import bce_with_logits
+    from cupyrec.ops.dot_interaction import dot_interaction
+    from cupyrec.ops.elementwise import exp, log, maximum, relu, sigmoid, sqrt, tanh, where
+    from cupyrec.ops.fused_mlp import fused_mlp
+    from cupyrec.ops.relu_dropout import relu_dropout
+    from cupyrec.random import manual_seed
+    from cupyrec.training import evaluate, fit, predict, train_step
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"cupyrec.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'cupyrec' has no attribute '{name}'.")
+    value = getattr(importlib.import_module(f"cupyrec.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
