@@ -1,0 +1,326 @@
+"""Tensor and its tape: each Function that meets a Tensor leaves a node; `backward` walks them back.
+
+NumPy's operators and methods of Tensor are attached in `cupyrec.ops.elementwise` and
+`cupyrec.ops.array_functions`, where their formulas and gradients stand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Function", "Tensor", "is_recording", "no_grad", "record"]
+
+_recording = True
+
+
+class Tensor:
+    """An array that remembers how it was made.
+
+    Parameters
+    ----------
+    data : array
+        Of any device; a list or number becomes a NumPy array of float32.
+    requires_grad : bool
+        Whether `backward` leaves a gradient in `.grad`.
+
+    Attributes
+    ----------
+    data : array
+    grad : array or None
+        Sum of the gradients of all `backward` calls since the last `zero_grad`.
+
+    Raises
+    ------
+    TypeError
+        A gradient is asked for data that is not floating point.
+
+    Examples
+    --------
+    >>> from cupyrec import Tensor
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> (x * x).sum().backward()
+    >>> x.grad
+    array([2., 4.], dtype=float32)
+    """
+
+    __array_ufunc__ = None  # so that ndarray + Tensor asks Tensor
+    __array_priority__ = 1000
+
+    def __init__(self, data: Any, requires_grad: bool = False) -> None:
+        if isinstance(data, Tensor):
+            data = data.data
+        if not hasattr(data, "dtype"):
+            data = np.asarray(data, np.float32)
+        if requires_grad and data.dtype.kind != "f":
+            raise TypeError(f"Tensor: only floating data may require a gradient, got {data.dtype}.")
+        self.data = np.asarray(data)
+        self.requires_grad = requires_grad
+        self.grad = None
+        self._node: Function | None = None
+
+    shape = property(lambda self: self.data.shape)
+    dtype = property(lambda self: self.data.dtype)
+    ndim = property(lambda self: self.data.ndim)
+    size = property(lambda self: self.data.size)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        body = repr(self.data).replace("array(", "Tensor(", 1).replace("\n", "\n ")
+        return body[:-1] + ", requires_grad=True)" if self.requires_grad else body
+
+    def __str__(self) -> str:
+        return str(self.data)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.data, spec)
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+    def __float__(self) -> float:
+        return float(self.data)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.data, dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.detach().data.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.data.__dlpack_device__()
+
+    def item(self) -> float:
+        """Return the value of a one-element Tensor as a Python number.
+
+        Examples
+        --------
+        >>> Tensor([2.5]).item()
+        2.5
+        """
+        return self.data.item()
+
+    def numpy(self) -> np.ndarray:
+        """Return the data as a NumPy array that shares memory with it.
+
+        Examples
+        --------
+        >>> Tensor([2.5]).numpy()
+        array([2.5], dtype=float32)
+        """
+        return self.data
+
+    def detach(self) -> Tensor:
+        """Return a Tensor of the same data that the tape doesn't know.
+
+        Examples
+        --------
+        >>> Tensor([1.0], requires_grad=True).detach().requires_grad
+        False
+        """
+        return Tensor(self.data)
+
+    def zero_grad(self) -> None:
+        """Forget the gradient.
+
+        Examples
+        --------
+        >>> from cupyrec import Tensor
+        >>> x = Tensor([1.0], requires_grad=True)
+        >>> x.sum().backward()
+        >>> x.zero_grad()
+        >>> x.grad is None
+        True
+        """
+        self.grad = None
+
+    def add_grad(self, grad: Any) -> None:
+        """Add to `.grad`; the array is copied, since a node may hand one array to several inputs.
+
+        Examples
+        --------
+        >>> x = Tensor([1.0], requires_grad=True)
+        >>> x.add_grad(np.array([2.0], np.float32))
+        >>> x.grad
+        array([2.], dtype=float32)
+        """
+        if self.grad is None:
+            self.grad = np.array(grad)
+        else:
+            self.grad += grad
+
+    def backward(self, grad: Any = None) -> None:
+        """Add the gradient of this Tensor to every Tensor it was made from.
+
+        Parameters
+        ----------
+        grad : array, optional
+            Gradient of the objective by this Tensor; by default 1, for one element only.
+
+        Raises
+        ------
+        ValueError
+            Not made from anything that requires a gradient, more than one element without `grad`,
+            a gradient of another shape, or a tape that an earlier `backward` has used up.
+
+        Examples
+        --------
+        >>> from cupyrec import Tensor
+        >>> x = Tensor([[1.0, -2.0]], requires_grad=True)
+        >>> (3 * x).backward(np.ones((1, 2), np.float32))
+        >>> x.grad
+        array([[3., 3.]], dtype=float32)
+        """
+        if not self.requires_grad:
+            raise ValueError("backward: the Tensor must come from one that requires a gradient.")
+        if grad is None:
+            if self.size != 1:
+                raise ValueError(
+                    f"backward: without 'grad' one element is needed, got {self.shape}."
+                )
+            grad = np.ones_like(self.data)
+        grad = np.asarray(grad, self.dtype)
+        if grad.shape != self.shape:
+            raise ValueError(f"backward: 'grad' must have shape {self.shape}, got {grad.shape}.")
+        if self._node is None:
+            self.add_grad(grad)
+            return
+        pending = {self._node: grad}
+        for node in _reverse_order(self._node):
+            inputs, node.inputs = node.inputs, None
+            grad = pending.pop(node, None)  # None: no gradient came this way
+            parts = [None] * len(inputs) if grad is None else node.backward(grad)
+            for tensor, part in zip(inputs, parts, strict=True):
+                if part is None or not isinstance(tensor, Tensor) or not tensor.requires_grad:
+                    continue
+                if part.shape != tensor.shape:
+                    raise ValueError(
+                        f"backward: {type(node).__name__} must give a gradient of shape "
+                        f"{tensor.shape}, got {part.shape}."
+                    )
+                part = part.astype(tensor.dtype, copy=False)
+                child = tensor._node
+                if child is None:
+                    tensor.add_grad(part)
+                elif child in pending:
+                    pending[child] = pending[child] + part
+                else:
+                    pending[child] = part
+            node.__dict__.clear()  # what it saved is freed while the walk goes on
+            node.inputs = None
+
+
+class Function:
+    """An operation with a gradient. Subclasses define `forward` and `backward`.
+
+    ``forward(self, *arrays, **options)`` returns an array and keeps on `self` what ``backward(self,
+    grad)`` needs; `backward` returns one gradient per input, None where there is none.
+    ``self.needs[i]`` says in both whether input i wants a gradient.
+
+    Examples
+    --------
+    >>> class Square(Function):
+    ...     def forward(self, x):
+    ...         self.x = x
+    ...         return x * x
+    ...     def backward(self, grad):
+    ...         return (2 * self.x * grad,)
+    >>> x = Tensor([3.0], requires_grad=True)
+    >>> Square.apply(x).backward()
+    >>> x.grad
+    array([6.], dtype=float32)
+    """
+
+    inputs: Sequence[Any] | None = ()
+    needs: Sequence[bool] = ()
+
+    def forward(self, *arrays: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+    def backward(self, grad: Any) -> Sequence[Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def apply(cls, *inputs: Any, **options: Any) -> Any:
+        """Run `forward`: arrays in, array out; with a Tensor among the inputs, a Tensor out.
+
+        Examples
+        --------
+        See the class.
+        """
+        node = cls()
+        node.needs = [_recording and isinstance(x, Tensor) and x.requires_grad for x in inputs]
+        output = node.forward(*(x.data if isinstance(x, Tensor) else x for x in inputs), **options)
+        if not any(isinstance(x, Tensor) for x in inputs):
+            return output
+        differentiable = any(node.needs) and output.dtype.kind == "f"
+        return record(node, output, inputs) if differentiable else Tensor(output)
+
+
+def record(node: Function, output: Any, inputs: Sequence[Any]) -> Tensor:
+    """Return `output` as a Tensor made by `node` from `inputs`.
+
+    Examples
+    --------
+    >>> record(Function(), np.zeros(2, np.float32), ()).requires_grad
+    True
+    """
+    tensor = Tensor(output, requires_grad=True)
+    node.inputs = inputs
+    tensor._node = node
+    return tensor
+
+
+def is_recording() -> bool:
+    """Return whether operations are recorded, which `no_grad` turns off.
+
+    Examples
+    --------
+    >>> is_recording()
+    True
+    """
+    return _recording
+
+
+@contextlib.contextmanager
+def no_grad() -> Iterator[None]:
+    """Within this context nothing is recorded.
+
+    Examples
+    --------
+    >>> from cupyrec import Tensor
+    >>> x = Tensor([1.0], requires_grad=True)
+    >>> with no_grad():
+    ...     (x * 2).requires_grad
+    False
+    """
+    global _recording
+    before, _recording = _recording, False
+    try:
+        yield
+    finally:
+        _recording = before
+
+
+def _reverse_order(root: Function) -> list[Function]:
+    """Nodes below `root`, each before the nodes that it was made from (depth first, iterative)."""
+    order: list[Function] = []
+    seen: set[Function] = set()
+    stack = [(root, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node not in seen:  # seen when it is entered: marked any sooner, the order is wrong
+            seen.add(node)
+            if node.inputs is None:
+                raise ValueError("backward: this tape was used up by an earlier backward().")
+            stack.append((node, True))
+            nodes = (tensor._node for tensor in node.inputs if isinstance(tensor, Tensor))
+            stack.extend((child, False) for child in nodes if child is not None)
+    return order[::-1]

@@ -1,0 +1,111 @@
+"""Checks of arrays and axes, and the sentences they fail with: *where: rule, values.*"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["axes", "dtype", "positive", "rate"]
+
+
+def axes(where: str, **arrays: tuple[Any, str]) -> tuple[int, ...]:
+    """Bind named axes over several arrays and return their lengths, in order of first appearance.
+
+    Parameters
+    ----------
+    where : str
+        Name of the function that checks, the start of the error sentence.
+    **arrays : (array, str)
+        Argument name -> (array, its axes in words), e.g. ``sparse=(x, "B F D")``. An axis that is a
+        number must have just that length; a name must have one length wherever it appears.
+
+    Returns
+    -------
+    tuple of int
+        One length per name, in order of first appearance.
+
+    Raises
+    ------
+    ValueError
+        The number of axes or a length is not what the rule says.
+
+    Examples
+    --------
+    >>> axes("f", dense=(np.zeros((2, 4)), "B D"), sparse=(np.zeros((2, 3, 4)), "B F D"))
+    (2, 4, 3)
+    >>> axes("f", dense=(np.zeros((2, 4)), "B D"), sparse=(np.zeros((2, 3, 5)), "B F D"))
+    Traceback (most recent call last):
+        ...
+    ValueError: f: 'sparse' must have D = 4 like 'dense', got shape (2, 3, 5).
+    """
+    bound: dict[str, tuple[int, str]] = {}
+    for name, (array, spec) in arrays.items():
+        words = spec.split()
+        if array.ndim != len(words):
+            raise ValueError(
+                f"{where}: '{name}' must have axes ({', '.join(words)}), got shape {array.shape}."
+            )
+        for word, length in zip(words, array.shape, strict=True):
+            if word.isdigit():
+                if length != int(word):
+                    raise ValueError(
+                        f"{where}: '{name}' must have axes ({', '.join(words)}), "
+                        f"got shape {array.shape}."
+                    )
+            elif bound.setdefault(word, (length, name))[0] != length:
+                expected, other = bound[word]
+                raise ValueError(
+                    f"{where}: '{name}' must have {word} = {expected} like '{other}', "
+                    f"got shape {array.shape}."
+                )
+    return tuple(length for length, _ in bound.values())
+
+
+def dtype(where: str, name: str, array: Any, *allowed: Any) -> None:
+    """Raise TypeError unless `array` has one of the allowed dtypes.
+
+    Examples
+    --------
+    >>> dtype("f", "ids", np.zeros(3), np.int64)
+    Traceback (most recent call last):
+        ...
+    TypeError: f: 'ids' must be int64, got float64.
+    """
+    if array.dtype not in [np.dtype(d) for d in allowed]:
+        names = " or ".join(np.dtype(d).name for d in allowed)
+        raise TypeError(f"{where}: '{name}' must be {names}, got {array.dtype}.")
+
+
+def positive(where: str, name: str, value: Any) -> int:
+    """Return `value` as an int of at least 1; ValueError or TypeError otherwise.
+
+    Examples
+    --------
+    >>> positive("FusedMLP", "in_features", 0)
+    Traceback (most recent call last):
+        ...
+    ValueError: FusedMLP: 'in_features' must be at least 1, got 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{where}: '{name}' must be an integer, got {value!r}.")
+    if value < 1:
+        raise ValueError(f"{where}: '{name}' must be at least 1, got {value}.")
+    return int(value)
+
+
+def rate(where: str, name: str, value: Any) -> float:
+    """Return a dropout rate as a float in [0, 1).
+
+    Examples
+    --------
+    >>> rate("FusedMLP", "out_dropout_rate", 1.5)
+    Traceback (most recent call last):
+        ...
+    ValueError: FusedMLP: 'out_dropout_rate' must lie in [0, 1), got 1.5.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
+        raise TypeError(f"{where}: '{name}' must be a number, got {value!r}.")
+    if not 0 <= value < 1:
+        raise ValueError(f"{where}: '{name}' must lie in [0, 1), got {value}.")
+    return float(value)

@@ -1,0 +1,117 @@
+"""Adam (Kingma and Ba 2015), on dense parameters and, lazily, on embedding rows.
+
+    g = scale * g                               scale: the clipping factor
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g^2
+    w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+
+A row is [w (D), m (D), v (D)]. Lazy: only the rows of the batch move, t counts all steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupyrec import cpu
+from cupyrec.ops.embedding_rows import RowMemory, row_at
+
+__all__ = ["adam_dense", "adam_rows"]
+
+_ELEMENTS, _ROWS = 65536, 512  # a block
+
+
+@cpu.exact_loop
+def _update(w, m, v, g, constants):
+    rate, beta1, rest1, beta2, rest2, inverse_root, eps, scale = constants
+    for i in range(g.size):
+        x = g[i] * scale
+        m[i] = beta1 * m[i] + rest1 * x
+        v[i] = beta2 * v[i] + rest2 * (x * x)
+        w[i] -= rate * m[i] / (np.sqrt(v[i]) * inverse_root + eps)
+
+
+@cpu.exact_loop
+def _update_rows(memory, rows, g, constants):
+    n = g.shape[1]
+    for u in range(rows.size):
+        row = row_at(memory, rows[u])
+        _update(row[:n], row[n : 2 * n], row[2 * n : 3 * n], g[u], constants)
+
+
+def _constants(lr: float, beta1: float, beta2: float, eps: float, t: int, scale: float) -> tuple:
+    """What the loops take. 1 - beta is rounded once; 1 - float32(.999) would be off by 1e-5."""
+    rate, inverse_root = lr / (1 - beta1**t), (1 - beta2**t) ** -0.5
+    constants = (rate, beta1, 1 - beta1, beta2, 1 - beta2, inverse_root, eps, scale)
+    return tuple(np.float32(c) for c in constants)
+
+
+def adam_dense(
+    w: np.ndarray,
+    m: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    t: int,
+    scale: float = 1.0,
+) -> None:
+    """Update dense parameters and their state in place.
+
+    Parameters
+    ----------
+    w, m, v, g : (N,) arrays of float32
+        Parameters, first and second moment, gradient.
+    lr, beta1, beta2, eps, scale : float
+    t : int
+        Number of this step, from 1.
+
+    Examples
+    --------
+    >>> w, m, v = np.array([1.0], np.float32), np.zeros(1, np.float32), np.zeros(1, np.float32)
+    >>> g = np.array([2.0], np.float32)
+    >>> adam_dense(w, m, v, g, lr=0.25, beta1=0.9, beta2=0.999, eps=1e-8, t=1)
+    >>> w.round(4)
+    array([0.75], dtype=float32)
+    """
+    c = _constants(lr, beta1, beta2, eps, t, scale)
+    cpu.parallel(lambda i, j: _update(w[i:j], m[i:j], v[i:j], g[i:j], c), w.size, _ELEMENTS)
+
+
+def adam_rows(
+    memory: RowMemory,
+    rows: np.ndarray,
+    g: np.ndarray,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    t: int,
+    scale: float = 1.0,
+) -> None:
+    """Update embedding rows and their state in place.
+
+    Parameters
+    ----------
+    memory : RowMemory
+    rows : (U,) array of int64
+        No row twice.
+    g : (U, D) array of float32
+    lr, beta1, beta2, eps, scale : float
+    t : int
+        Number of this step, from 1.
+
+    Examples
+    --------
+    >>> chunk = np.array([[1, 0, 0, 0]], np.float32)
+    >>> memory = RowMemory(np.array([chunk.ctypes.data], np.uint64), k=0, stride=4)
+    >>> adam_rows(memory, np.array([0]), np.array([[2.0]], np.float32), lr=0.25, beta1=0.9,
+    ...           beta2=0.999, eps=1e-8, t=1)
+    >>> chunk.round(4)
+    array([[0.75 , 0.2  , 0.004, 0.   ]], dtype=float32)
+    """
+    c = _constants(lr, beta1, beta2, eps, t, scale)
+    cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], c), len(rows), _ROWS)

@@ -1,0 +1,144 @@
+"""Rows of embedding tables in memory: where they lie, and their gather. U rows, N outputs, D width.
+
+A row is its vector of D float32, then the optimizer's state, padded to `stride` floats. Rows lie in
+chunks of 2^k rows that never move: row r is row r % 2^k of chunk r // 2^k. Loops get the chunks'
+addresses, k and the stride.
+
+    out[i] = vector of row rows[inverse[i]]; a row of -1 - j is vector j of `unseen`
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from cupyrec import cpu
+
+__all__ = ["RowMemory", "gather_rows", "row_at", "write_rows"]
+
+_ROWS = 512  # rows a block
+
+
+class RowMemory(NamedTuple):
+    """What a loop needs to reach rows.
+
+    Attributes
+    ----------
+    chunks : (number of chunks,) array of uint64
+        Addresses of the chunks.
+    k : int
+        A chunk holds 2^k rows.
+    stride : int
+        Floats a row, state and padding included.
+
+    Examples
+    --------
+    >>> chunk = np.zeros((4, 8), np.float32)
+    >>> RowMemory(np.array([chunk.ctypes.data], np.uint64), k=2, stride=8).stride
+    8
+    """
+
+    chunks: np.ndarray
+    k: int
+    stride: int
+
+
+@intrinsic
+def _pointer(_context, address):
+    """An integer address as a pointer that `carray` takes."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.uint64), generate
+
+
+@cpu.exact_loop
+def row_at(memory, row) -> np.ndarray:
+    """Row number `row` as an array of `stride` float32."""
+    chunk = memory.chunks[row >> memory.k]
+    at = (row & ((1 << memory.k) - 1)) * memory.stride * 4
+    return carray(_pointer(chunk + np.uint64(at)), (memory.stride,), np.float32)
+
+
+@cpu.exact_loop
+def _gather_cpu(memory, rows, inverse, unseen, out):
+    for i in range(inverse.size):
+        row = rows[inverse[i]]
+        if row >= 0:
+            vector = row_at(memory, row)
+            for d in range(out.shape[1]):
+                out[i, d] = vector[d]
+        else:
+            for d in range(out.shape[1]):
+                out[i, d] = unseen[-1 - row, d]
+
+
+@cpu.exact_loop
+def _write_cpu(memory, first_row, values):
+    for i in range(values.shape[0]):
+        row = row_at(memory, first_row + i)
+        for d in range(values.shape[1]):
+            row[d] = values[i, d]
+        for d in range(values.shape[1], memory.stride):
+            row[d] = np.float32(0)
+
+
+def gather_rows(
+    memory: RowMemory, rows: np.ndarray, inverse: np.ndarray, unseen: np.ndarray, out: np.ndarray
+) -> None:
+    """Write the vectors of rows to `out`, by the formula above.
+
+    Parameters
+    ----------
+    memory : RowMemory
+    rows : (U,) array of int64
+    inverse : (N,) array of int64
+    unseen : (M, D) array of float32
+    out : (N, D) array of float32
+
+    Examples
+    --------
+    >>> chunk = np.arange(8, dtype=np.float32).reshape(2, 4)
+    >>> memory = RowMemory(np.array([chunk.ctypes.data], np.uint64), k=1, stride=4)
+    >>> out = np.empty((3, 2), np.float32)
+    >>> unseen = np.array([[8, 9]], np.float32)
+    >>> gather_rows(memory, np.array([1, -1]), np.array([0, 1, 0]), unseen, out)
+    >>> out
+    array([[4., 5.],
+           [8., 9.],
+           [4., 5.]], dtype=float32)
+    """
+
+    def block(i: int, j: int) -> None:
+        _gather_cpu(memory, rows, inverse[i:j], unseen, out[i:j])
+
+    cpu.parallel(block, len(inverse), _ROWS)
+
+
+def write_rows(memory: RowMemory, first_row: int, values: np.ndarray) -> None:
+    """Write `values` to consecutive rows from `first_row` on, and zeros to their padding.
+
+    Parameters
+    ----------
+    memory : RowMemory
+    first_row : int
+    values : (N, up to stride) array of float32
+
+    Examples
+    --------
+    >>> chunk = np.ones((2, 4), np.float32)
+    >>> memory = RowMemory(np.array([chunk.ctypes.data], np.uint64), k=1, stride=4)
+    >>> write_rows(memory, 1, np.array([[5, 6, 7]], np.float32))
+    >>> chunk[1]
+    array([5., 6., 7., 0.], dtype=float32)
+    """
+
+    def block(i: int, j: int) -> None:
+        _write_cpu(memory, first_row + i, values[i:j])
+
+    cpu.parallel(block, len(values), _ROWS)

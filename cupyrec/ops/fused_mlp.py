@@ -1,0 +1,157 @@
+"""A multi-layer perceptron as one op. B rows; layer l maps N[l] to N[l+1] columns.
+
+    z = x[l] @ weight[l].T + bias[l]                    weight[l] (N[l+1], N[l]), bias[l] (N[l+1],)
+    x[l+1] = max(z, 0) * keep / (1 - rate[l])           the last layer without, if `linear_output`
+
+    dz = dx[l+1] * (x[l+1] > 0) / (1 - rate[l])
+    dweight[l] = dz.T @ x[l]        dbias[l] = sum over B of dz        dx[l] = dz @ weight[l]
+
+On the CPU a block of rows goes through all layers while it is in cache; the weight gradients
+follow, cut by output rows. Matmuls are BLAS calls of one thread each, on blocks of fixed size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cupyrec import arrays, cpu, errors
+from cupyrec.autograd import Function, Tensor
+from cupyrec.ops.relu_dropout import Dropout, bias_relu_dropout_cpu, relu_dropout_backward_cpu
+
+__all__ = ["fused_mlp"]
+
+_WEIGHT_ROWS = 128  # rows of a weight gradient a block
+
+
+def _row_block(rows: int) -> int:
+    """Rows a block: small batches still give every thread work, large ones fill the BLAS kernel."""
+    return min(512, max(64, -(-rows // 8)))
+
+
+class _FusedMLP(Function):
+    def forward(self, x, *parameters, dropouts, linear_output):
+        self.weights = parameters[0::2]
+        self.biases = [np.ascontiguousarray(b) for b in parameters[1::2]]
+        self.dropouts, self.linear_output = dropouts, linear_output
+        rows = x.shape[0]
+        self.x = [np.ascontiguousarray(x)]
+        self.x += [arrays.empty((rows, w.shape[0]), x.dtype) for w in self.weights]
+        loop_arguments = [d.loop_arguments(x.dtype) for d in dropouts]
+
+        def block(start: int, stop: int) -> None:
+            for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+                y = self.x[i + 1][start:stop]
+                np.matmul(self.x[i][start:stop], weight.T, out=y)
+                if linear_output and i == len(self.weights) - 1:
+                    y += bias
+                else:
+                    bias_relu_dropout_cpu(y, bias, *loop_arguments[i], start)
+
+        with cpu.serial_blas():
+            cpu.parallel(block, rows, _row_block(rows))
+        return self.x[-1]
+
+    def backward(self, dy):
+        layers = len(self.weights)
+        rows, size = dy.shape[0], _row_block(dy.shape[0])
+        dz: list[Any] = [arrays.empty((rows, w.shape[0]), dy.dtype) for w in self.weights]
+        dx = arrays.empty(self.x[0].shape, dy.dtype) if self.needs[0] else None
+        bias_sums = [np.zeros((-(-rows // size), w.shape[0]), dy.dtype) for w in self.weights]
+
+        def block(start: int, stop: int) -> None:
+            np.copyto(dz[-1][start:stop], dy[start:stop])
+            for i in reversed(range(layers)):
+                grad, bias_sum = dz[i][start:stop], bias_sums[i][start // size]
+                if self.linear_output and i == layers - 1:
+                    np.sum(grad, axis=0, out=bias_sum)
+                else:
+                    scale = dy.dtype.type(self.dropouts[i].scale)
+                    relu_dropout_backward_cpu(grad, self.x[i + 1][start:stop], scale, bias_sum)
+                below = dz[i - 1] if i > 0 else dx
+                if below is not None:
+                    np.matmul(grad, self.weights[i], out=below[start:stop])
+
+        dweights = [arrays.empty(w.shape, w.dtype) for w in self.weights]
+        cuts = [
+            (i, n) for i, w in enumerate(self.weights) for n in range(0, w.shape[0], _WEIGHT_ROWS)
+        ]
+
+        def weight_block(start: int, stop: int) -> None:
+            for i, n in cuts[start:stop]:
+                np.matmul(
+                    dz[i][:, n : n + _WEIGHT_ROWS].T, self.x[i],
+                    out=dweights[i][n : n + _WEIGHT_ROWS],
+                )  # fmt: skip
+
+        with cpu.serial_blas():
+            cpu.parallel(block, rows, size)
+            cpu.parallel(weight_block, len(cuts), 1)
+        dbiases = [s.sum(axis=0) for s in bias_sums]
+        return (dx, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
+
+
+def fused_mlp(
+    x: Any,
+    weights: Sequence[Any],
+    biases: Sequence[Any],
+    *,
+    dropouts: Sequence[Dropout] | None = None,
+    linear_output: bool = False,
+) -> Any:
+    """Return the output of the perceptron above.
+
+    Parameters
+    ----------
+    x : (B, N[0]) array or Tensor of float32 or float64
+    weights : sequence of (N[l+1], N[l]) arrays or Tensors
+    biases : sequence of (N[l+1],) arrays or Tensors
+    dropouts : sequence of Dropout, optional
+        One a layer; none by default. The output layer's is not applied if `linear_output`.
+    linear_output : bool
+        Whether the last layer goes without ReLU and dropout.
+
+    Returns
+    -------
+    (B, N[-1]) array or Tensor
+
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes or dtypes that don't agree.
+
+    Notes
+    -----
+    OneFlow's ``cublas_fused_mlp``; dropout's scale and mask go into the backward pass of the layer.
+
+    Examples
+    --------
+    >>> fused_mlp(np.ones((1, 2)), [np.ones((3, 2)), np.ones((1, 3))], [np.zeros(3), np.ones(1)])
+    array([[7.]])
+    """
+    raw = [a.data if isinstance(a, Tensor) else a for a in (x, *weights, *biases)]
+    arrays.namespace("fused_mlp", *raw)
+    if not weights or len(weights) != len(biases):
+        raise ValueError(
+            "fused_mlp: 'weights' and 'biases' must be equally many, at least one, "
+            f"got {len(weights)} and {len(biases)}."
+        )
+    errors.dtype("fused_mlp", "x", raw[0], np.float32, np.float64)
+    _, columns = errors.axes("fused_mlp", x=(raw[0], "B N"))
+    for i in range(len(weights)):
+        weight, bias = raw[1 + i], raw[1 + len(weights) + i]
+        errors.dtype("fused_mlp", f"weights[{i}]", weight, raw[0].dtype)
+        errors.dtype("fused_mlp", f"biases[{i}]", bias, raw[0].dtype)
+        named = {f"weights[{i}]": (weight, f"N {columns}"), f"biases[{i}]": (bias, "N")}
+        (columns,) = errors.axes("fused_mlp", **named)
+    dropouts = tuple(dropouts) if dropouts is not None else (Dropout(),) * len(weights)
+    if len(dropouts) != len(weights):
+        raise ValueError(
+            f"fused_mlp: 'dropouts' must be one a layer ({len(weights)}), got {len(dropouts)}."
+        )
+    for i, dropout in enumerate(dropouts):
+        errors.rate("fused_mlp", f"dropouts[{i}].rate", dropout.rate)
+    pairs = [p for pair in zip(weights, biases, strict=True) for p in pair]
+    return _FusedMLP.apply(x, *pairs, dropouts=dropouts, linear_output=linear_output)

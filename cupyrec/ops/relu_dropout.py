@@ -1,0 +1,225 @@
+"""ReLU then dropout, with a bit mask of live units. B rows, N columns.
+
+    y = max(x + bias, 0) * keep / (1 - rate)
+    dx = dy * live / (1 - rate)         live = y > 0
+
+keep of (sample, column) is a Philox word of counter (column // 4, sample, step, layer) at word
+column % 4, kept where word >= rate * 2^32. The mask is cublasLt's auxiliary ReLU layout: row b
+holds its columns in bits of 32-bit words, column n at bit n % 32 of word n // 32, rows padded to a
+multiple of 128 bits, so that a GEMM's DRELU epilogue can apply it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupyrec import arrays, cpu, errors
+from cupyrec.autograd import Function, Tensor
+from cupyrec.random import philox4x32
+
+__all__ = ["Dropout", "mask_words", "relu_dropout", "relu_dropout_backward"]
+
+_ROWS = 256  # rows a block
+_LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+class Dropout(NamedTuple):
+    """Rate and counter of one dropout: the same five numbers give the same mask on any device.
+
+    Examples
+    --------
+    >>> Dropout(0.5, seed=1, step=0, layer=2).scale
+    2.0
+    """
+
+    rate: float = 0.0
+    seed: int = 0
+    step: int = 0
+    layer: int = 0
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / (1.0 - self.rate)
+
+    def loop_arguments(self, dtype: np.dtype) -> tuple:
+        """Scale, threshold, seed, step, layer, typed as the loops take them."""
+        threshold = np.uint64(round(self.rate * 2.0**32))
+        return (
+            dtype.type(self.scale), threshold,
+            np.uint64(self.seed), np.uint64(self.step), np.uint64(self.layer),
+        )  # fmt: skip
+
+
+_NO_DROPOUT = Dropout()
+
+
+def mask_words(columns: int) -> int:
+    """Return the number of 32-bit words in one mask row of `columns` bits.
+
+    Examples
+    --------
+    >>> mask_words(130)
+    8
+    """
+    return -(-columns // 128) * 4
+
+
+@cpu.exact_loop
+def bias_relu_dropout_cpu(x, bias, scale, threshold, seed, step, layer, first_sample):
+    """One block of rows, in place: x becomes y. threshold = rate * 2^32; 0 means no dropout."""
+    k0, k1 = np.uint64(seed) & _LOW, np.uint64(seed) >> _32
+    rows, columns = x.shape
+    zero = x.dtype.type(0)
+    groups = (columns + 3) // 4
+    words = np.empty((4, groups), np.uint32)
+    for b in range(rows):
+        row = x[b]
+        for n in range(columns):
+            value = row[n] + bias[n]
+            row[n] = zero if value <= 0 else value  # NaN stays NaN
+        if threshold > 0:
+            for g in range(groups):
+                c = philox4x32(
+                    np.uint64(g), np.uint64(first_sample + b), np.uint64(step), np.uint64(layer),
+                    k0, k1,
+                )  # fmt: skip
+                words[0, g], words[1, g], words[2, g], words[3, g] = c
+            for n in range(columns):
+                row[n] = row[n] * scale if words[n % 4, n // 4] >= threshold else zero
+
+
+@cpu.exact_loop
+def relu_dropout_backward_cpu(dy, y, scale, column_sum):
+    """One block of rows, in place: dy becomes dx, whose columns are added to `column_sum`."""
+    rows, columns = dy.shape
+    zero = dy.dtype.type(0)
+    for b in range(rows):
+        for n in range(columns):
+            value = dy[b, n] * scale if y[b, n] > 0 else zero
+            dy[b, n] = value
+            column_sum[n] += value
+
+
+@cpu.exact_loop
+def _pack_live(y, mask):
+    rows, columns = y.shape
+    for b in range(rows):
+        for w in range(mask.shape[1]):
+            word = np.uint32(0)
+            for n in range(32 * w, min(32 * w + 32, columns)):
+                word |= np.uint32(y[b, n] > 0) << np.uint32(n % 32)
+            mask[b, w] = word
+
+
+@cpu.exact_loop
+def _apply_mask(dy, mask, scale, dx):
+    rows, columns = dy.shape
+    for b in range(rows):
+        for n in range(columns):
+            live = (mask[b, n // 32] >> np.uint32(n % 32)) & np.uint32(1)
+            dx[b, n] = dy[b, n] * scale if live else dy.dtype.type(0)
+
+
+class _ReluDropout(Function):
+    def forward(self, x, bias, mask, dropout, first_sample):
+        self.mask, self.dropout = mask, dropout
+        y, bias = np.array(x, order="C"), np.ascontiguousarray(bias)
+
+        def block(start: int, stop: int) -> None:
+            bias_relu_dropout_cpu(
+                y[start:stop], bias, *dropout.loop_arguments(x.dtype), first_sample + start
+            )
+            _pack_live(y[start:stop], mask[start:stop])
+
+        cpu.parallel(block, len(y), _ROWS)
+        return y
+
+    def backward(self, grad):
+        dx = relu_dropout_backward(grad, self.mask, self.dropout)
+        return dx, dx.sum(axis=0)
+
+
+def relu_dropout(
+    x: Any, bias: Any, dropout: Dropout = _NO_DROPOUT, first_sample: int = 0
+) -> tuple[Any, np.ndarray]:
+    """Return y of the formula above and the bit mask of its live units.
+
+    Parameters
+    ----------
+    x : (B, N) array or Tensor of float32 or float64
+    bias : (N,) array or Tensor of the same dtype
+    dropout : Dropout
+    first_sample : int
+        Number of the first row within the global batch.
+
+    Returns
+    -------
+    y : (B, N) array or Tensor
+    mask : (B, 4 * ceil(N / 128)) array of uint32
+
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes that don't agree, another dtype, or a rate not in [0, 1).
+
+    Notes
+    -----
+    Dropout is of Srivastava et al. 2014, inverted; the fusion and the mask layout are OneFlow's.
+
+    Examples
+    --------
+    >>> y, mask = relu_dropout(np.array([[-1.0, 2.0]]), np.array([0.0, 1.0]))
+    >>> y, mask
+    (array([[0., 3.]]), array([[2, 0, 0, 0]], dtype=uint32))
+    """
+    raw = [a.data if isinstance(a, Tensor) else a for a in (x, bias)]
+    arrays.namespace("relu_dropout", *raw)
+    rows, columns = errors.axes("relu_dropout", x=(raw[0], "B N"), bias=(raw[1], "N"))
+    errors.dtype("relu_dropout", "x", raw[0], np.float32, np.float64)
+    errors.dtype("relu_dropout", "bias", raw[1], raw[0].dtype)
+    errors.rate("relu_dropout", "dropout.rate", dropout.rate)
+    mask = np.empty((rows, mask_words(columns)), np.uint32)
+    y = _ReluDropout.apply(x, bias, mask=mask, dropout=dropout, first_sample=first_sample)
+    return y, mask
+
+
+def relu_dropout_backward(
+    dy: np.ndarray, mask: np.ndarray, dropout: Dropout = _NO_DROPOUT
+) -> np.ndarray:
+    """Return dx = dy * live / (1 - rate).
+
+    Parameters
+    ----------
+    dy : (B, N) array of float32 or float64
+    mask : (B, 4 * ceil(N / 128)) array of uint32
+        As `relu_dropout` returned it.
+    dropout : Dropout
+        As it was given to `relu_dropout`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes that don't agree, or another dtype.
+
+    Examples
+    --------
+    >>> mask = np.array([[2, 0, 0, 0]], np.uint32)
+    >>> relu_dropout_backward(np.array([[5.0, 6.0]]), mask)
+    array([[0., 6.]])
+    """
+    arrays.namespace("relu_dropout_backward", dy, mask)
+    errors.dtype("relu_dropout_backward", "dy", dy, np.float32, np.float64)
+    errors.dtype("relu_dropout_backward", "mask", mask, np.uint32)
+    rows, columns = errors.axes("relu_dropout_backward", dy=(dy, "B N"))
+    errors.axes("relu_dropout_backward", dy=(dy, "B N"), mask=(mask, f"B {mask_words(columns)}"))
+    dy, mask = np.ascontiguousarray(dy), np.ascontiguousarray(mask)
+    dx = np.empty_like(dy)
+    scale = dy.dtype.type(dropout.scale)
+
+    def block(start: int, stop: int) -> None:
+        _apply_mask(dy[start:stop], mask[start:stop], scale, dx[start:stop])
+
+    cpu.parallel(block, rows, _ROWS)
+    return dx

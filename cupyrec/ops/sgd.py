@@ -1,0 +1,72 @@
+"""Stochastic gradient descent, on dense parameters and on embedding rows.
+
+w -= lr * scale * g             scale: the clipping factor
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupyrec import cpu
+from cupyrec.ops.embedding_rows import RowMemory, row_at
+
+__all__ = ["sgd_dense", "sgd_rows"]
+
+_ELEMENTS, _ROWS = 65536, 512  # a block
+
+
+@cpu.exact_loop
+def _update(w, g, rate):
+    for i in range(g.size):
+        w[i] -= rate * g[i]
+
+
+@cpu.exact_loop
+def _update_rows(memory, rows, g, rate):
+    for u in range(rows.size):
+        _update(row_at(memory, rows[u]), g[u], rate)
+
+
+def sgd_dense(w: np.ndarray, g: np.ndarray, *, lr: float, scale: float = 1.0) -> None:
+    """Update dense parameters in place.
+
+    Parameters
+    ----------
+    w, g : (N,) arrays of float32
+        Parameters and their gradient.
+    lr, scale : float
+
+    Examples
+    --------
+    >>> w = np.array([1.0], np.float32)
+    >>> sgd_dense(w, np.array([2.0], np.float32), lr=0.25)
+    >>> w
+    array([0.5], dtype=float32)
+    """
+    rate = np.float32(lr * scale)
+    cpu.parallel(lambda i, j: _update(w[i:j], g[i:j], rate), w.size, _ELEMENTS)
+
+
+def sgd_rows(
+    memory: RowMemory, rows: np.ndarray, g: np.ndarray, *, lr: float, scale: float = 1.0
+) -> None:
+    """Update embedding rows in place.
+
+    Parameters
+    ----------
+    memory : RowMemory
+    rows : (U,) array of int64
+        No row twice.
+    g : (U, D) array of float32
+    lr, scale : float
+
+    Examples
+    --------
+    >>> chunk = np.ones((1, 4), np.float32)
+    >>> memory = RowMemory(np.array([chunk.ctypes.data], np.uint64), k=0, stride=4)
+    >>> sgd_rows(memory, np.array([0]), np.array([[2.0, 4.0]], np.float32), lr=0.25)
+    >>> chunk
+    array([[0.5, 0. , 1. , 1. ]], dtype=float32)
+    """
+    rate = np.float32(lr * scale)
+    cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], rate), len(rows), _ROWS)

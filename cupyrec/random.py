@@ -1,0 +1,109 @@
+"""Random bits from counters: Philox4x32-10 (Salmon et al. 2011), the same on every device.
+
+A random number here is a function of what it is for, never of when or where it is drawn: an
+embedding's initial vector of (seed, table, id, column), a dropout decision of (seed, step, layer,
+sample, column). So neither rank, thread nor order of work can change a result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupyrec import cpu
+
+__all__ = ["generator", "manual_seed", "philox4x32", "set_step", "step"]
+
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+_generator = np.random.Generator(np.random.Philox(0))
+_step = 0
+
+
+@cpu.exact_loop
+def philox4x32(c0, c1, c2, c3, k0, k1) -> tuple:
+    """Return four random 32-bit words (as uint64) of a 128-bit counter and a 64-bit key.
+
+    Parameters
+    ----------
+    c0, c1, c2, c3 : uint64
+        The counter's 32-bit words, least significant first.
+    k0, k1 : uint64
+        The key's 32-bit words, least significant first.
+
+    Examples
+    --------
+    >>> zero = np.uint64(0)
+    >>> [f"{int(word):08x}" for word in philox4x32(zero, zero, zero, zero, zero, zero)]
+    ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
+    """
+    for _ in range(10):
+        p0 = _M0 * c0
+        p1 = _M1 * c2
+        c0, c1, c2, c3 = (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
+        k0 = (k0 + _W0) & _LOW
+        k1 = (k1 + _W1) & _LOW
+    return c0, c1, c2, c3
+
+
+def manual_seed(seed: int) -> None:
+    """Seed what models built from now on draw: initial parameters, dropout and embedding seeds.
+
+    Parameters
+    ----------
+    seed : int
+        0 <= seed < 2**64.
+
+    Raises
+    ------
+    ValueError
+        If `seed` is out of range.
+
+    Examples
+    --------
+    >>> manual_seed(7)
+    >>> first = generator().integers(100)
+    >>> manual_seed(7)
+    >>> bool(first == generator().integers(100))
+    True
+    """
+    global _generator
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"manual_seed: 'seed' must lie in [0, 2**64), got {seed}.")
+    _generator = np.random.Generator(np.random.Philox(seed))
+    set_step(0)
+
+
+def generator() -> np.random.Generator:
+    """Return the generator that new modules draw their initial parameters and seeds from.
+
+    Examples
+    --------
+    >>> generator().random() < 1
+    True
+    """
+    return _generator
+
+
+def step() -> int:
+    """Return the training step that dropout counts by; `Optimizer.step` advances it.
+
+    Examples
+    --------
+    >>> set_step(3)
+    >>> step()
+    3
+    """
+    return _step
+
+
+def set_step(step: int) -> None:
+    """Set the training step that dropout counts by.
+
+    Examples
+    --------
+    >>> set_step(0)
+    """
+    global _step
+    _step = int(step)

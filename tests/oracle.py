@@ -1,0 +1,229 @@
+"""What ops must give: plain loops in float64 or Python integers, written from the formulas.
+
+They share no code with the ops. The `check_` functions hold what a result has to keep.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from cupyrec import cpu
+
+# Cases
+
+
+def covering(*axes: Iterable[int], most: int | None = None) -> list[tuple[int, ...]]:
+    """Few combinations in which any two values of different axes stand together once.
+
+    `most` bounds the product of a combination, so that the largest values don't all meet.
+    """
+    combinations = [c for c in itertools.product(*axes) if not most or math.prod(c) <= most]
+
+    def pairs(combination: tuple[int, ...]) -> set:
+        return set(itertools.combinations(enumerate(combination), 2))
+
+    missing = set().union(*map(pairs, combinations))
+    chosen = []
+    while missing:
+        chosen.append(max(combinations, key=lambda c: len(pairs(c) & missing)))
+        missing -= pairs(chosen[-1])
+    return chosen
+
+
+def integers(shape: Any, low: int, high: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    """Whole numbers from low to high, as floats."""
+    return np.random.default_rng(seed).integers(low, high + 1, shape).astype(dtype)
+
+
+def normals(shape: Any, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def sentence(text: str) -> str:
+    """A pattern for `pytest.raises` that only the whole sentence fits."""
+    return f"^{re.escape(text)}$"
+
+
+# Checks
+
+
+def check_exact(got: np.ndarray, truth: np.ndarray) -> None:
+    """Whole numbers that float32 holds come out right to the last bit, in whatever order."""
+    assert np.abs(truth).max(initial=0) < 2**24, "the case is too large to be exact"
+    np.testing.assert_array_equal(got, truth)
+
+
+def check_error(got: np.ndarray, naive: np.ndarray, truth: np.ndarray) -> None:
+    """The error is at most twice that of the plain NumPy version in the same precision.
+
+    Its root mean square: the largest of a few errors would be a matter of luck.
+    """
+    assert got.dtype == naive.dtype != truth.dtype
+    error, naive_error = (np.linalg.norm(x.astype(truth.dtype) - truth) for x in (got, naive))
+    assert naive_error > 0, "the case is too easy to tell"
+    assert error <= 2 * naive_error
+
+
+def check_same_bits(call: Callable[[], Any]) -> None:
+    """`call` gives the same bytes twice, and with 1, 2 and 3 threads."""
+    before = cpu.num_threads()
+    results = []
+    try:
+        for threads in (1, 1, 2, 3):
+            cpu.set_num_threads(threads)
+            results.append([np.asarray(a).tobytes() for a in call()])
+    finally:
+        cpu.set_num_threads(before)
+    assert results[0]
+    assert results == results[:1] * 4
+
+
+# Random bits
+
+
+def philox4x32(counter: tuple[int, ...], key: tuple[int, ...]) -> list[int]:
+    """Philox4x32-10 of Salmon et al. 2011, section 4.3, in Python's integers."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        high0, low0 = divmod(0xD2511F53 * c[0], 2**32)
+        high1, low1 = divmod(0xCD9E8D57 * c[2], 2**32)
+        c = [high1 ^ c[1] ^ k[0], low1, high0 ^ c[3] ^ k[1], low0]
+        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
+    return c
+
+
+def halves(number: int) -> tuple[int, int]:
+    """Low and high 32 bits of a 64-bit integer, negative ones in two's complement."""
+    return number % 2**32, number % 2**64 // 2**32
+
+
+def keep(rows: int, columns: int, rate: float, seed: int, step: int, layer: int, first: int = 0):
+    """(rows, columns) of bool: the units that dropout keeps."""
+    kept = np.ones((rows, columns), bool)
+    for b in range(rows if rate else 0):
+        for n in range(columns):
+            if n % 4 == 0:
+                words = philox4x32((n // 4, first + b, step, layer), halves(seed))
+            kept[b, n] = words[n % 4] >= round(rate * 2**32)
+    return kept
+
+
+def uniform_vectors(tables, ids, width: int, seed: int, low: float, high: float) -> np.ndarray:
+    low, high = np.float32(low), np.float32(high)
+    out = np.empty((len(ids), width), np.float32)
+    for i, (table, key) in enumerate(zip(tables, ids, strict=True)):
+        for n in range(width):
+            words = philox4x32((*halves(int(key)), int(table), n // 4), halves(seed))
+            u = np.float32((words[n % 4] >> 8) / 2**24)
+            out[i, n] = low + u * (high - low)
+    return out
+
+
+def hash_key(table: int, key: int) -> int:
+    """MurmurHash3's 64-bit finalizer over id + (table + 1) * 2^64 / golden ratio."""
+    h = (key + (table + 1) * 0x9E3779B97F4A7C15) % 2**64
+    h = (h ^ h >> 33) * 0xFF51AFD7ED558CCD % 2**64
+    h = (h ^ h >> 33) * 0xC4CEB9FE1A85EC53 % 2**64
+    return h ^ h >> 33
+
+
+# Forward and backward, in float64
+
+
+def dot_interaction(dense, sparse, self_interaction=False, concat=True, padding=0):
+    """Section 4.1 of the fused op: [dense | lower triangle of X X^T, row by row | zeros]."""
+    x = np.float64(sparse)
+    columns = []
+    if dense is not None:
+        x = np.concatenate([np.float64(dense)[:, None], x], axis=1)
+    if concat:
+        columns += [x[:, 0, d] for d in range(x.shape[2])]
+    for r in range(x.shape[1]):
+        for c in range(r + 1 if self_interaction else r):
+            columns.append((x[:, r] * x[:, c]).sum(axis=1))
+    columns += [np.zeros(len(x))] * padding
+    return np.stack(columns, axis=1) if columns else np.empty((len(x), 0))
+
+
+def dot_interaction_gradient(grad, dense, sparse, self_interaction=False, concat=True):
+    """d(x.y) = y dx + x dy for every pair, one after the other."""
+    grad, x = np.float64(grad), np.float64(sparse)
+    if dense is not None:
+        x = np.concatenate([np.float64(dense)[:, None], x], axis=1)
+    dx = np.zeros_like(x)
+    at = 0
+    if concat:
+        at = x.shape[2]
+        dx[:, 0] += grad[:, :at]
+    for r in range(x.shape[1]):
+        for c in range(r + 1 if self_interaction else r):
+            dx[:, r] += grad[:, at, None] * x[:, c]
+            dx[:, c] += grad[:, at, None] * x[:, r]
+            at += 1
+    return (dx[:, 0], dx[:, 1:]) if dense is not None else (None, dx)
+
+
+def mlp(x, weights, biases, keeps, rates, linear_output: bool) -> list[np.ndarray]:
+    """Outputs of all layers, x first; keeps[l] is layer l's dropout mask."""
+    layers = [np.float64(x)]
+    for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        z = layers[-1] @ np.float64(weight).T + np.float64(bias)
+        last = linear_output and i == len(weights) - 1
+        layers.append(z if last else np.where(z > 0, z, 0) * keeps[i] / (1 - rates[i]))
+    return layers
+
+
+def mlp_gradient(dy, layers, weights, rates, linear_output: bool):
+    """(dx, dweights, dbiases) from the outputs of `mlp`."""
+    grad, dweights, dbiases = np.float64(dy), [], []
+    for i in reversed(range(len(weights))):
+        if not (linear_output and i == len(weights) - 1):
+            grad = grad * (layers[i + 1] > 0) / (1 - rates[i])
+        dweights.insert(0, grad.T @ layers[i])
+        dbiases.insert(0, grad.sum(axis=0))
+        grad = grad @ np.float64(weights[i])
+    return grad, dweights, dbiases
+
+
+def bce_with_logits(logits, labels, total: int) -> tuple[float, np.ndarray]:
+    """-(y ln p + (1 - y) ln(1 - p)) with p = 1 / (1 + e^-z), and its gradient (p - y) / total."""
+    loss, gradient = 0.0, []
+    for z, y in zip(np.ravel(logits).tolist(), np.ravel(labels).tolist(), strict=True):
+        softplus = max(z, 0) + math.log1p(math.exp(-abs(z)))  # ln(1 + e^z) = -ln(1 - p)
+        loss += y * (softplus - z) + (1 - y) * softplus
+        p = 1 / (1 + math.exp(-z)) if z > -700 else 0.0
+        gradient.append((p - y) / total)
+    return loss / max(1, total), np.reshape(gradient, np.shape(logits))
+
+
+def segment_sum(x, offsets, positions) -> np.ndarray:
+    out = np.zeros((len(offsets) - 1, x.shape[1]))
+    for u in range(len(out)):
+        for i in positions[offsets[u] : offsets[u + 1]]:
+            out[u] += x[i]
+    return out
+
+
+# Optimizers: state is changed in place, float64
+
+
+def sgd(w, g, *, lr, scale=1.0) -> None:
+    w -= lr * scale * np.float64(g)
+
+
+def adagrad(w, s, g, *, lr, eps, scale=1.0) -> None:
+    g = scale * np.float64(g)
+    s += g**2
+    w -= lr * g / (np.sqrt(s) + eps)
+
+
+def adam(w, m, v, g, *, lr, beta1, beta2, eps, t, scale=1.0) -> None:
+    """Algorithm 1 of Kingma and Ba 2015, with the bias corrections written out."""
+    g = scale * np.float64(g)
+    m[:] = beta1 * m + (1 - beta1) * g
+    v[:] = beta2 * v + (1 - beta2) * g**2
+    w -= lr * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
