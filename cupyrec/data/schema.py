@@ -1,0 +1,258 @@
+"""Which columns a delimited file has, and what each becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Column", "Schema", "criteo_schema"]
+
+_KINDS = ("label", "numeric", "categorical", "ignore")
+_ENCODINGS = ("hex", "integer", "string")
+_TRANSFORMS = ("none", "log")
+_DELIMITERS = ("\t", ",", ";", "|", " ", "\x01")
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column of a file.
+
+    Parameters
+    ----------
+    name : str
+    kind : {"label", "numeric", "categorical", "ignore"}
+        A label is 0 or 1. A numeric column is a value of `dense`, 0.0 where its field is empty. A
+        categorical column is an id of `ids`, INT64_MIN where its field is empty.
+    encoding : {"hex", "integer", "string"}
+        How a categorical field becomes an id: 1 to 16 hex digits are its bits, decimal digits its
+        value; any other text is hashed (FNV-1a, 64 bits).
+    transform : {"none", "log"}
+        Of a numeric column; "log" is sign(x) ln(1 + |x|).
+    buckets : bool
+        Whether a numeric column is a table too, with the ids 0 missing, 1 negative, else
+        2 + floor(2 ln(1 + x)).
+
+    Raises
+    ------
+    TypeError, ValueError
+        A value is none of those above, or does not go with the kind.
+
+    Examples
+    --------
+    >>> Column("price", "numeric", transform="log")
+    Column(name='price', kind='numeric', encoding=None, transform='log', buckets=False)
+    >>> Column("item", "categorical")
+    Traceback (most recent call last):
+        ...
+    ValueError: column 'item': 'encoding' must be one of hex, integer, string, got None.
+    """
+
+    name: str
+    kind: str
+    encoding: str | None = None
+    transform: str = "none"
+    buckets: bool = False
+
+    def __post_init__(self) -> None:
+        where = f"column {self.name!r}"
+        if not isinstance(self.name, str):
+            raise TypeError(f"{where}: 'name' must be a string, got {self.name!r}.")
+        if not self.name or not self.name.isprintable():
+            raise ValueError(f"{where}: 'name' must be printable text, got {self.name!r}.")
+        _one_of(where, "kind", self.kind, _KINDS)
+        if self.kind == "categorical":
+            _one_of(where, "encoding", self.encoding, _ENCODINGS)
+        _one_of(where, "transform", self.transform, _TRANSFORMS)
+        if not isinstance(self.buckets, bool):
+            raise TypeError(f"{where}: 'buckets' must be true or false, got {self.buckets!r}.")
+        for key, owner in (("encoding", "categorical"), ("transform", "numeric"),
+                           ("buckets", "numeric")):  # fmt: skip
+            default = Column.__dataclass_fields__[key].default
+            if self.kind != owner and getattr(self, key) != default:
+                raise ValueError(
+                    f"{where}: {key!r} is for {owner} columns, got kind {self.kind!r}."
+                )
+
+    @property
+    def table(self) -> str | None:
+        """Name of the table that the column's ids belong to, or None."""
+        if self.kind == "categorical":
+            return self.name
+        return f"{self.name} bucket" if self.buckets else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """The columns of a delimited file without header or quotes, in order.
+
+    Parameters
+    ----------
+    columns : sequence of Column
+        At most one label, at least one feature.
+    delimiter : str, default tab
+        Tab, space, ``,``, ``;``, ``|`` or ``\\x01``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The columns are not such, or two have one name.
+
+    Examples
+    --------
+    >>> schema = Schema([Column("click", "label"), Column("age", "numeric", buckets=True),
+    ...                  Column("item", "categorical", "hex")])
+    >>> schema.num_dense, schema.num_tables, schema.table_names
+    (1, 2, ['item', 'age bucket'])
+    """
+
+    columns: tuple[Column, ...]
+    delimiter: str = "\t"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        _one_of("schema", "delimiter", self.delimiter, _DELIMITERS)
+        labels, seen = 0, set()
+        for column in self.columns:
+            if not isinstance(column, Column):
+                raise TypeError(f"schema: 'columns' must be Column objects, got {column!r}.")
+            labels += column.kind == "label"
+            for name in {column.name, column.table} - {None}:
+                if name in seen:
+                    raise ValueError(f"column {name!r}: a name must occur once, got it twice.")
+                seen.add(name)
+            if labels > 1:
+                raise ValueError(f"column {column.name!r}: 'kind' may be label once, got it twice.")
+        if self.num_dense + self.num_tables == 0:
+            raise ValueError("schema: a column must be numeric or categorical, got none.")
+
+    @property
+    def num_dense(self) -> int:
+        """Number of values in a row: the numeric columns, in order."""
+        return sum(column.kind == "numeric" for column in self.columns)
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of the tables: the categorical columns in order, then the bucketed ones."""
+        names = [column.table for column in self.columns if column.kind == "categorical"]
+        return names + [column.table for column in self.columns if column.buckets]
+
+    @property
+    def num_tables(self) -> int:
+        """Number of ids in a row."""
+        return len(self.table_names)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Schema:
+        """Read a schema from a TOML file.
+
+        It has an optional ``delimiter`` and a ``[[column]]`` table for each column, with the keys
+        ``name``, ``kind``, ``encoding``, ``transform`` and ``buckets``.
+
+        Raises
+        ------
+        ValueError, TypeError
+            The file is no such TOML; the sentence starts with its path.
+        OSError
+            It can't be read.
+        """
+        try:
+            return cls.from_dict(tomllib.loads(Path(path).read_text("utf-8")))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: must be TOML, got: {error}.") from None
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{path}, {error}") from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the schema to a TOML file, as `load` reads it.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "schema.toml")
+        ...     Schema([Column("item", "categorical", "hex")]).save(path)
+        ...     Schema.load(path).table_names
+        ['item']
+        """
+        lines = [f"delimiter = {json.dumps(self.delimiter)}"]  # JSON's escapes are TOML's too
+        for column in self.to_dict()["column"]:
+            lines += ["", "[[column]]"]
+            lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}"
+                      for key, value in column.items()]  # fmt: skip
+        Path(path).write_text("\n".join(lines) + "\n", "utf-8")
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Schema:
+        """Return the schema that `to_dict` told of.
+
+        Examples
+        --------
+        >>> Schema.from_dict({"column": [{"name": "item", "kind": "categorical", "encode": "hex"}]})
+        Traceback (most recent call last):
+            ...
+        ValueError: column 'item': keys must be name, kind, encoding, transform, buckets, got 'encode'.
+        """  # noqa: E501 - an error sentence
+        _known("schema", data, ("delimiter", "column"))
+        entries = data.get("column", [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise TypeError(f"schema: 'column' must be [[column]] tables, got {entries!r}.")
+        columns = []
+        for number, entry in enumerate(entries, 1):
+            where = f"column {entry.get('name', number)!r}"
+            _known(where, entry, tuple(Column.__dataclass_fields__))
+            for key in ("name", "kind"):
+                if key not in entry:
+                    raise ValueError(f"{where}: {key!r} must be given, got {entry!r}.")
+            columns.append(Column(**entry))
+        return cls(tuple(columns), data.get("delimiter", "\t"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schema as strings, bools, lists and dicts: what its TOML file holds.
+
+        Examples
+        --------
+        >>> Schema([Column("item", "categorical", "hex")]).to_dict()["column"]
+        [{'name': 'item', 'kind': 'categorical', 'encoding': 'hex'}]
+        """
+        columns = []
+        for column in self.columns:
+            fields = dataclasses.fields(column)
+            values = {field.name: getattr(column, field.name) for field in fields}
+            columns.append({field.name: values[field.name] for field in fields
+                            if values[field.name] != field.default})  # fmt: skip
+        return {"delimiter": self.delimiter, "column": columns}
+
+
+def criteo_schema(buckets: bool = True) -> Schema:
+    """Return the schema of Criteo's click logs: a label, 13 integers, 26 hex categories.
+
+    Parameters
+    ----------
+    buckets : bool
+        Whether the integers, whose logarithms are taken, are 13 more tables.
+
+    Examples
+    --------
+    >>> criteo_schema().num_dense, criteo_schema().num_tables
+    (13, 39)
+    """
+    label = Column("label", "label")
+    numbers = [Column(f"I{i}", "numeric", transform="log", buckets=buckets) for i in range(1, 14)]
+    categories = [Column(f"C{i}", "categorical", "hex") for i in range(1, 27)]
+    return Schema((label, *numbers, *categories))
+
+
+def _one_of(where: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        names = ", ".join(value if value.isalpha() else repr(value) for value in allowed)
+        raise ValueError(f"{where}: {name!r} must be one of {names}, got {value!r}.")
+
+
+def _known(where: str, data: dict[str, Any], keys: tuple[str, ...]) -> None:
+    for key in data:
+        if key not in keys:
+            raise ValueError(f"{where}: keys must be {', '.join(keys)}, got {key!r}.")
