@@ -36,7 +36,7 @@ _SCHEMA = Schema(
         Column("gender", "categorical", "string"),
         Column("occupation", "categorical", "string"),
         Column("zip", "categorical", "string"),
-        Column("year", "categorical", "integer"),
+        Column("year", "categorical", "string"),  # two of them are not numbers
         Column("genres", "categorical", "string"),
     )
 )
