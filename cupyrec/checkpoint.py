@@ -1,0 +1,372 @@
+"""Checkpoints: a folder of plain files, written whole or not at all, verified before it is used.
+
+manifest.json         format, versions, model and its configuration, tables, optimizer,
+                      progress, and the size and crc32 of every other file; crc32 of its own
+dense.safetensors     parameter/NAME, optimizer/STATE/NAME
+GROUP.SHARD.*.npy     tables (N,), ids (N,), vectors (N, D), state.NAME (N, columns)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from safetensors import numpy as safetensors
+
+from cupyrec import __version__, random
+from cupyrec.embedding import Group, Rows, Uniform
+from cupyrec.nn import Module
+from cupyrec.optim import Optimizer
+
+__all__ = ["load", "read_manifest", "save", "sync", "verify"]
+
+FORMAT = 1
+_ROWS = 1 << 16  # rows in memory at a time
+_SHARD = "00000-of-00001"
+
+
+def save(
+    path: str | os.PathLike,
+    model: Module,
+    optimizer: Optimizer | None = None,
+    *,
+    config: dict[str, Any] | None = None,
+    progress: dict[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint: under a temporary name, synced to disk, then renamed.
+
+    Parameters
+    ----------
+    path : path
+        A folder that doesn't exist yet.
+    model : Module
+    optimizer : Optimizer, optional
+        Its state is saved too, dense and rows.
+    config : dict, optional
+        JSON values: what is needed to build the model again.
+    progress : dict, optional
+        JSON values: where training stands.
+
+    Raises
+    ------
+    FileExistsError
+        There is something at `path`; it is left as it is.
+    FloatingPointError
+        A parameter or a vector is not finite; nothing stands at `path` then.
+    OSError
+        The disk is full, say; nothing stands at `path` then.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from cupyrec.models import DLRM
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(folder + "/checkpoint", DLRM(2, 3))
+    ...     read_manifest(folder + "/checkpoint")["groups"][0]["rows"]
+    0
+    """
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(f"checkpoint.save: '{path}' must not exist yet.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    temporary.mkdir()
+    try:
+        dense = safetensors.save(_dense(model, optimizer))  # save_file raises no OSError
+        (temporary / "dense.safetensors").write_bytes(dense)
+        groups = [
+            _save_group(temporary, name, group, optimizer is not None)
+            for name, group in model.named_groups()
+        ]
+        manifest = {
+            "format": FORMAT,
+            "cupyrec": __version__,
+            "model": type(model).__name__,
+            "config": config or {},
+            "progress": progress or {},
+            "optimizer": optimizer and {"class": type(optimizer).__name__, "t": optimizer.t},
+            "groups": groups,
+            "files": {file.name: _fingerprint(file) for file in sorted(temporary.iterdir())},
+        }
+        manifest["crc32"] = _crc32(manifest)
+        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+        for file in [*temporary.iterdir(), temporary]:
+            sync(file)
+        temporary.rename(path)
+        sync(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
+    """Return the manifest of a checkpoint.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no checkpoint at `path`.
+    ValueError
+        The manifest is damaged, or of a newer format than this version reads.
+
+    Examples
+    --------
+    See `save`.
+    """
+    file = Path(path) / "manifest.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"checkpoint: '{path}' must be a checkpoint folder, got no {file}.")
+    try:
+        manifest = json.loads(file.read_text("utf-8"))
+        version, crc32 = manifest["format"], manifest.pop("crc32", None)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"checkpoint: '{file}' must be a manifest in JSON, got {error!r}."
+        ) from None
+    if not isinstance(version, int) or version > FORMAT:
+        raise ValueError(
+            f"checkpoint: format of '{path}' must be at most {FORMAT}, got {version} "
+            f"(written by cupyrec {manifest.get('cupyrec')}; this is {__version__})."
+        )
+    if crc32 != _crc32(manifest):
+        raise ValueError(
+            f"checkpoint: '{file}' must have crc32 {crc32}, got {_crc32(manifest)}: it is damaged."
+        )
+    return manifest
+
+
+def verify(path: str | os.PathLike) -> dict[str, Any]:
+    """Read every file of a checkpoint against its size and crc32; return the manifest.
+
+    Raises
+    ------
+    FileNotFoundError
+        No checkpoint, or a file of it is missing.
+    ValueError
+        A file is damaged; it is named.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from cupyrec.models import DLRM
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(folder + "/checkpoint", DLRM(2, 3))
+    ...     verify(folder + "/checkpoint")["model"]
+    'DLRM'
+    """
+    manifest = read_manifest(path)
+    for name, expected in manifest["files"].items():
+        file = Path(path) / name
+        if not file.is_file():
+            raise FileNotFoundError(f"checkpoint: '{file}' must exist, it is in the manifest.")
+        got = _fingerprint(file)
+        if got != expected:
+            raise ValueError(f"checkpoint: '{file}' must have {expected}, got {got}.")
+    return manifest
+
+
+def load(
+    path: str | os.PathLike, model: Module, optimizer: Optimizer | None = None
+) -> dict[str, Any]:
+    """Load a checkpoint into a model, after `verify`; return the manifest.
+
+    Parameters
+    ----------
+    path : path
+    model : Module
+        Of the class and shapes that were saved. Its tables are replaced.
+    optimizer : Optimizer, optional
+        Of the class that was saved. Without it, optimizer state is left aside.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As `verify`; or model or optimizer are not the saved ones. They are unchanged then.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from cupyrec.models import DLRM
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(folder + "/checkpoint", DLRM(2, 3))
+    ...     load(folder + "/checkpoint", DLRM(2, 3))["format"]
+    1
+    """
+    manifest = verify(path)
+    _check_fits(path, manifest, model, optimizer)
+    dense = safetensors.load_file(Path(path) / "dense.safetensors")
+    states = _states(model, optimizer)
+    if missing := sorted(states.keys() - dense.keys()):
+        raise ValueError(f"checkpoint.load: '{path}' must have {missing[0]}, got no such array.")
+    model.load_state_dict(
+        {
+            key.removeprefix("parameter/"): array
+            for key, array in dense.items()
+            if key.startswith("parameter/")
+        }
+    )
+    if optimizer is not None:
+        for key, view in states.items():
+            np.copyto(view, dense[key])
+        optimizer.t = manifest["optimizer"]["t"]
+        optimizer.zero_grad()
+        random.set_step(optimizer.t)
+    for (_, group), entry in zip(model.named_groups(), manifest["groups"], strict=True):
+        group.clear()
+        group.seed, group.initializer = entry["seed"], Uniform(**entry["initializer"])
+        for rows in _read_group(Path(path), entry):
+            group.store.import_rows(rows if optimizer else rows._replace(states={}))
+    return manifest
+
+
+def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer | None) -> None:
+    if manifest["model"] != type(model).__name__:
+        raise ValueError(
+            f"checkpoint.load: '{path}' must be of model {type(model).__name__}, "
+            f"got {manifest['model']}."
+        )
+    groups = [(name, group.store.width) for name, group in model.named_groups()]
+    saved = [(entry["name"], entry["width"]) for entry in manifest["groups"]]
+    if groups != saved:
+        raise ValueError(
+            f"checkpoint.load: '{path}' must have the model's groups {groups}, got {saved}."
+        )
+    if optimizer is not None:
+        got = (manifest["optimizer"] or {}).get("class")
+        if got != type(optimizer).__name__:
+            raise ValueError(
+                f"checkpoint.load: '{path}' must have the state of {type(optimizer).__name__}, "
+                f"got {got}."
+            )
+
+
+def _dense(model: Module, optimizer: Optimizer | None) -> dict[str, np.ndarray]:
+    tensors = {f"parameter/{name}": array for name, array in model.state_dict().items()}
+    for name, array in tensors.items():
+        _check_finite(name, array)
+    tensors |= _states(model, optimizer)
+    return {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+
+
+def _states(model: Module, optimizer: Optimizer | None) -> dict[str, np.ndarray]:
+    """Return the optimizer's state of dense parameters: name in the file -> view."""
+    if optimizer is None:
+        return {}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    if strangers := [p.shape for p in optimizer.parameters if id(p) not in names]:
+        raise ValueError(
+            f"checkpoint: the optimizer's parameters must be the model's, got also {strangers}."
+        )
+    return {
+        f"optimizer/{state}/{names[id(parameter)]}": view
+        for state, views in optimizer.state_arrays().items()
+        for parameter, view in zip(optimizer.parameters, views, strict=True)
+    }
+
+
+def _save_group(folder: Path, name: str, group: Group, with_state: bool) -> dict[str, Any]:
+    """Write a group's files, a few rows at a time; return its entry of the manifest."""
+    store = group.store
+    count = len(store)
+    state = store.state if with_state else ()
+    columns = {
+        "tables": (np.uint32, (count,)),
+        "ids": (np.int64, (count,)),
+        "vectors": (np.float32, (count, store.width)),
+        **{f"state.{part.name}": (np.float32, (count, part.columns)) for part in state},
+    }
+    with contextlib.ExitStack() as stack:
+        files = {
+            key: stack.enter_context(open(_file(folder, name, _SHARD, key), "wb"))
+            for key in columns
+        }
+        for key, (dtype, shape) in columns.items():
+            header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(files[key], header)
+        for first in range(0, count, _ROWS):
+            rows = store.export_rows(first, min(first + _ROWS, count))
+            _check_finite(f"vectors of {name}", rows.vectors)
+            parts = {"tables": rows.tables, "ids": rows.ids, "vectors": rows.vectors}
+            parts |= {f"state.{part.name}": rows.states[part.name] for part in state}
+            for key, array in parts.items():
+                files[key].write(np.ascontiguousarray(array).tobytes())
+    return {
+        "name": name,
+        "width": store.width,
+        "rows": count,
+        "seed": group.seed,
+        "initializer": dataclasses.asdict(group.initializer),
+        "state": [part.name for part in state],
+        "shards": [_SHARD],
+    }
+
+
+def _read_group(folder: Path, entry: dict[str, Any]) -> Iterator[Rows]:
+    """Yield a group's rows, a few at a time."""
+    for shard in entry["shards"]:
+        tables, ids, vectors, *states = (
+            np.load(
+                _file(folder, entry["name"], shard, key), mmap_mode="r" if entry["rows"] else None
+            )
+            for key in ["tables", "ids", "vectors", *(f"state.{s}" for s in entry["state"])]
+        )
+        for first in range(0, len(ids), _ROWS):
+            cut = slice(first, first + _ROWS)
+            yield Rows(
+                np.array(tables[cut]),
+                np.array(ids[cut]),
+                np.array(vectors[cut]),
+                {
+                    name: np.array(state[cut])
+                    for name, state in zip(entry["state"], states, strict=True)
+                },
+            )
+
+
+def _file(folder: Path, name: str, shard: str, key: str) -> Path:
+    return folder / f"{quote(name, safe='')}.{shard}.{key}.npy"  # a name may hold a slash
+
+
+def _check_finite(name: str, array: np.ndarray) -> None:
+    finite = int(np.isfinite(array).sum())
+    if finite < array.size:
+        raise FloatingPointError(
+            f"checkpoint.save: {name} must be finite, "
+            f"got {array.size - finite} of {array.size} values that are not."
+        )
+
+
+def _crc32(manifest: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest).encode())
+
+
+def _fingerprint(file: Path) -> dict[str, int]:
+    crc = size = 0
+    with open(file, "rb") as stream:
+        while block := stream.read(1 << 20):
+            crc, size = zlib.crc32(block, crc), size + len(block)
+    return {"bytes": size, "crc32": crc}
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk.
+
+    Examples
+    --------
+    >>> sync(Path("."))
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

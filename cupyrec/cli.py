@@ -1,0 +1,127 @@
+"""The command ``cupyrec``: arguments, exit codes. Each subcommand's work stands in `commands`.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+import cupyrec
+
+__all__ = ["main"]
+
+
+class UsageError(Exception):
+    """What the user asked for can't be meant: exit code 2."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit code.
+
+    Examples
+    --------
+    >>> main(["--version"])
+    Traceback (most recent call last):
+        ...
+    SystemExit: 0
+    """
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("cupyrec").setLevel(logging.INFO)
+    ranks = os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1"))
+    try:
+        if ranks != "1":
+            raise UsageError(
+                f"the launcher must start one rank in version {cupyrec.__version__}, got {ranks}."
+            )
+        from cupyrec import commands
+
+        getattr(commands, options.run)(options)
+    except UsageError as error:
+        return _fail(error, 2)
+    except KeyboardInterrupt as error:
+        return _fail(error if error.args else "interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, TypeError, OSError, FloatingPointError, MemoryError) as error:
+        logging.getLogger("cupyrec").debug("", exc_info=error)
+        return _fail(error, 1)
+    return 0
+
+
+def _fail(error: object, code: int) -> int:
+    print(f"cupyrec: {error}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cupyrec", description="Train and serve recommender models with raw 64-bit ids."
+    )
+    parser.add_argument("--version", action="version", version=cupyrec.__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_train(commands.add_parser("train", help="train a model on click logs"))
+    for name, about in [
+        ("evaluate", "AUC and logloss of a checkpoint"),
+        ("predict", "probabilities by a checkpoint, one a row"),
+    ]:
+        command = commands.add_parser(name, help=about)
+        command.set_defaults(run=name)
+        command.add_argument("checkpoint", metavar="CKPT", help="checkpoint, or a run's folder")
+        command.add_argument("--data", nargs="+", required=True, metavar="F", help="click logs")
+        command.add_argument("--batch-size", type=_positive, default=4096, metavar="B")
+        command.add_argument("--device", choices=["cpu", "cuda", "sim"], default="cpu")
+        if name == "predict":
+            command.add_argument("--output", required=True, metavar="F.{npy,parquet,csv}")
+            command.add_argument("--overwrite", action="store_true", help="replace the output")
+    _add_data(commands.add_parser("data", help="make click logs"))
+    return parser
+
+
+def _add_train(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(run="train")
+    add = command.add_argument
+    add("--model", metavar="M", help="dlrm")
+    add("--train", nargs="+", required=True, metavar="F", help="click logs, read in this order")
+    add("--valid", nargs="+", metavar="F", help="logs by which the best step is chosen")
+    add("--test", nargs="+", metavar="F", help="logs that the result is measured on")
+    add("--schema", metavar="S.toml", help="the columns; Criteo's by default")
+    add("--config", metavar="T.toml", help="settings, see scripts/configs")
+    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="one setting")
+    add("--out", metavar="DIR", help="metrics and checkpoints; without it nothing is written")
+    add("--resume", metavar="DIR", help="go on with the run in this folder")
+    add("--overwrite", action="store_true", help="replace an earlier run in --out")
+    add("--device", choices=["cpu", "cuda", "sim"], default="cpu")
+    add("--seed", type=int, metavar="N")
+    add("--epochs", type=_positive, metavar="N")
+    add("--batch-size", type=_positive, metavar="B")
+    add("--lr", type=float, metavar="X")
+    add("--optimizer", metavar="O", help="sgd, adagrad, adam")
+    add("--embedding-dim", type=_positive, metavar="D")
+
+
+def _add_data(command: argparse.ArgumentParser) -> None:
+    kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
+    movielens = kinds.add_parser("movielens-100k", help="MovieLens-100k out of a recbole wheel")
+    movielens.set_defaults(run="data_movielens_100k")
+    movielens.add_argument("--wheel", required=True, metavar="F.whl")
+    movielens.add_argument("--out", required=True, metavar="DIR")
+    synthetic = kinds.add_parser("synthetic", help="a click log in Criteo's layout, of any size")
+    synthetic.set_defaults(run="data_synthetic")
+    synthetic.add_argument("--rows", type=_positive, required=True, metavar="N")
+    synthetic.add_argument("--out", required=True, metavar="F.tsv[.gz|.zst]")
+    synthetic.add_argument("--seed", type=int, default=0, metavar="N")
+    synthetic.add_argument("--ids-per-table", type=_positive, default=100_000, metavar="N")
+    synthetic.add_argument("--zipf", type=float, default=1.2, metavar="S", help="exponent of ids")
+    synthetic.add_argument("--missing", type=float, default=0.1, metavar="P", help="share left out")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)

@@ -1,0 +1,254 @@
+"""What the subcommands of ``cupyrec`` do. Results go to stdout, all else to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+import cupyrec
+from cupyrec import checkpoint, config, errors, optim, training
+from cupyrec.cli import UsageError
+from cupyrec.data import TSV, Schema, criteo_schema
+from cupyrec.data.movielens import write_movielens_100k
+from cupyrec.data.synthetic import write_synthetic
+from cupyrec.models import DLRM
+from cupyrec.run_folder import RunFolder, json_line
+
+__all__ = ["data_movielens_100k", "data_synthetic", "evaluate", "predict", "train"]
+
+MODELS = {"dlrm": DLRM}
+OPTIMIZERS = {"sgd": optim.SGD, "adagrad": optim.Adagrad, "adam": optim.Adam}
+
+# flag -> section and key of the configuration
+_FLAGS = {
+    "model": ("model", "name"),
+    "embedding_dim": ("model", "embedding_dim"),
+    "seed": ("training", "seed"),
+    "epochs": ("training", "epochs"),
+    "batch_size": ("training", "batch_size"),
+    "lr": ("optimizer", "lr"),
+    "optimizer": ("optimizer", "name"),
+}
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train a model by the flags of ``cupyrec train``; print the result as a JSON line."""
+    start = time.perf_counter()
+    _check_device(options.device)
+    if options.resume and (options.out or options.overwrite):
+        raise UsageError("train: --resume must come without --out and --overwrite, got both.")
+    settings = _settings(options)
+    schema = _schema(options, settings)
+    train_data, valid, test = (
+        _dataset(files, schema, settings) for files in (options.train, options.valid, options.test)
+    )
+    model, optimizer = _build(settings, schema)
+    progress = training.Progress()
+    if options.resume:
+        progress = _resume(Path(options.resume) / "last", settings, model, optimizer)
+    run = _run_folder(options, settings, schema)  # all is well: now something may be overwritten
+    if options.resume:
+        run.forget_after(progress.step)
+    keys = ("epochs", "batch_size", "eval_every", "patience", "save_every")
+    result = training.fit(
+        model, train_data, valid, optimizer=optimizer, run=run, progress=progress,
+        **{key: settings["training"][key] for key in keys},
+    )  # fmt: skip
+    if test is not None:
+        measured = training.evaluate(model, test)
+        result |= {"test_auc": measured["auc"], "test_logloss": measured["logloss"]}
+    result["seconds"] = time.perf_counter() - start
+    if run is not None:
+        run.log(**result)
+    _print(result)
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """Measure a checkpoint by the flags of ``cupyrec evaluate``; print a JSON line."""
+    start = time.perf_counter()
+    _check_device(options.device)
+    model, data = _load(options, labels=True)
+    measured = training.evaluate(model, data, batch_size=options.batch_size)
+    seconds = time.perf_counter() - start
+    result = {
+        "test_auc": measured["auc"],
+        "test_logloss": measured["logloss"],
+        "samples_per_second": measured["samples"] / seconds,
+        "seconds": seconds,
+    }
+    _print(result)
+
+
+def predict(options: argparse.Namespace) -> None:
+    """Write probabilities by the flags of ``cupyrec predict``."""
+    _check_device(options.device)
+    output = Path(options.output)
+    if output.suffix not in (".npy", ".parquet", ".csv"):
+        raise UsageError(f"predict: --output must end in .npy, .parquet or .csv, got '{output}'.")
+    if output.exists() and not options.overwrite:
+        raise UsageError(f"predict: '{output}' must not exist without --overwrite.")
+    model, data = _load(options, labels=False)
+    probabilities = training.predict(model, data, batch_size=options.batch_size)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
+    try:
+        if output.suffix == ".npy":
+            np.save(temporary, probabilities)
+        else:
+            table = pa.table({"probability": probabilities})
+            write = parquet.write_table if output.suffix == ".parquet" else csv.write_csv
+            write(table, temporary)
+        temporary.replace(output)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _print({"rows": probabilities.size, "output": str(output)})
+
+
+def data_movielens_100k(options: argparse.Namespace) -> None:
+    """Write MovieLens-100k as click logs; print the numbers of rows as a JSON line."""
+    _print(write_movielens_100k(options.wheel, options.out))
+
+
+def data_synthetic(options: argparse.Namespace) -> None:
+    """Write a synthetic click log; print its best reachable AUC as a JSON line."""
+    written = write_synthetic(
+        options.out, options.rows, seed=options.seed,
+        ids_per_table=options.ids_per_table, zipf=options.zipf, missing=options.missing,
+    )  # fmt: skip
+    _print(written)
+
+
+def _print(result: dict[str, Any]) -> None:
+    print(json_line(result), flush=True)  # a closed pipe shows here, not at the interpreter's end
+
+
+def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Defaults, then the resumed run's, then --config, then --set, then flags."""
+    files = [Path(options.resume) / "config.toml"] if options.resume else []
+    files += [options.config] if options.config else []
+    flags = [
+        {section: {key: getattr(options, flag)}}
+        for flag, (section, key) in _FLAGS.items()
+        if getattr(options, flag) is not None
+    ]
+    try:
+        changes = [*map(config.read, files), *map(config.parse_setting, options.set), *flags]
+        models = [change["model"] for change in changes if "model" in change]
+        names = [model["name"] for model in models if isinstance(model, dict) and "name" in model]
+        name = names[-1] if names else config.DEFAULTS["model"]["name"]
+        if name not in MODELS:
+            raise UsageError(f"train: --model must be one of {sorted(MODELS)}, got '{name}'.")
+        parameters = inspect.signature(MODELS[name]).parameters
+        own = {k: p.default for k, p in parameters.items() if not k.startswith("num_")}
+        defaults = config.DEFAULTS | {"model": config.DEFAULTS["model"] | own}
+        settings = config.override(defaults, changes)
+        errors.positive("train", "batch_size", settings["training"]["batch_size"])
+    except (ValueError, TypeError) as error:
+        raise UsageError(error) from None
+    if settings["optimizer"]["name"] not in OPTIMIZERS:
+        raise UsageError(
+            f"train: --optimizer must be one of {sorted(OPTIMIZERS)}, "
+            f"got '{settings['optimizer']['name']}'."
+        )
+    return settings
+
+
+def _schema(options: argparse.Namespace, settings: dict[str, dict[str, Any]]) -> Schema:
+    if options.schema:
+        return Schema.load(options.schema)
+    if options.resume:
+        return Schema.from_dict(_config(Path(options.resume) / "last")["schema"])
+    return criteo_schema(buckets=settings["data"]["buckets"])
+
+
+def _dataset(files: list[str] | None, schema: Schema, settings: dict) -> TSV | None:
+    return TSV(files, schema, on_error=settings["data"]["on_error"]) if files else None
+
+
+def _run_folder(
+    options: argparse.Namespace, settings: dict[str, dict[str, Any]], schema: Schema
+) -> RunFolder | None:
+    folder = options.resume or options.out
+    if not folder:
+        return None
+    try:
+        run = RunFolder(folder, resume=bool(options.resume), overwrite=options.overwrite)
+    except FileExistsError as error:
+        raise UsageError(f"{error} Give --resume or --overwrite.") from None
+    run.config = {"settings": settings, "schema": schema.to_dict()}
+    temporary = run.path / ".config.tmp"  # half a file would be half the settings when resumed
+    temporary.write_text(config.to_toml(settings), "utf-8")
+    temporary.replace(run.path / "config.toml")
+    return run
+
+
+def _build_model(settings: dict[str, dict[str, Any]], schema: Schema) -> cupyrec.nn.Module:
+    cupyrec.manual_seed(settings["training"]["seed"])
+    own = {k: v for k, v in settings["model"].items() if k not in ("name", "initial_range")}
+    name, span = settings["model"]["name"], settings["model"]["initial_range"]
+    model = MODELS[name](num_dense=schema.num_dense, num_tables=schema.num_tables, **own)
+    for _, group in model.named_groups():
+        group.initializer = cupyrec.embedding.Uniform(-span, span)
+    return model
+
+
+def _build(
+    settings: dict[str, dict[str, Any]], schema: Schema
+) -> tuple[cupyrec.nn.Module, optim.Optimizer]:
+    values = settings["optimizer"]
+    try:
+        model = _build_model(settings, schema)
+        schedule = optim.WarmupPolynomial(
+            values["warmup_steps"], values["decay_start"],
+            values["decay_steps"], values["decay_power"],
+        )  # fmt: skip
+        optimizer = OPTIMIZERS[values["name"]](
+            model.parameters(), values["lr"],
+            schedule=schedule, clip_norm=values["clip_norm"] or None,
+        )  # fmt: skip
+    except (ValueError, TypeError) as error:
+        raise UsageError(error) from None
+    return model, optimizer
+
+
+def _resume(
+    path: Path, settings: dict, model: cupyrec.nn.Module, optimizer: optim.Optimizer
+) -> training.Progress:
+    """Load model and optimizer as a run left them; return where it stands."""
+    manifest = checkpoint.load(path, model, optimizer)
+    progress = training.Progress(**manifest["progress"])
+    before, now = (s["training"]["batch_size"] for s in (manifest["config"]["settings"], settings))
+    if progress.batch and before != now:
+        raise UsageError(f"train: --batch-size must stay {before} within an epoch, got {now}.")
+    return progress
+
+
+def _config(path: Path) -> dict[str, Any]:
+    configuration = checkpoint.read_manifest(path)["config"]
+    if not {"settings", "schema"} <= configuration.keys():
+        raise ValueError(f"checkpoint: '{path}' must be written by `cupyrec train`, got no config.")
+    return configuration
+
+
+def _load(options: argparse.Namespace, *, labels: bool) -> tuple[cupyrec.nn.Module, TSV]:
+    """Build the model of a checkpoint, or of a run's best or last, and open the data."""
+    path = Path(options.checkpoint)
+    if not (path / "manifest.json").exists():
+        path = next((p for p in (path / "best", path / "last") if p.exists()), path)
+    configuration = _config(path)
+    schema = Schema.from_dict(configuration["schema"])
+    model = _build_model(configuration["settings"], schema)
+    checkpoint.load(path, model)
+    return model, TSV(options.data, schema, labels=labels)
+
+
+def _check_device(device: str) -> None:
+    if device != "cpu":
+        raise UsageError(f"--device must be cpu in cupyrec {cupyrec.__version__}, got '{device}'.")

@@ -1,0 +1,167 @@
+"""The configuration of a training run: defaults, then a TOML file, then single settings."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["DEFAULTS", "override", "parse_setting", "read", "to_toml"]
+
+#: Every setting but the model's own, with its default; 0 switches off where it says so.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "model": {"name": "dlrm", "initial_range": 0.05},
+    "training": {
+        "seed": 0,
+        "epochs": 1,
+        "batch_size": 1024,
+        "eval_every": 0,  # steps; 0: at the end of each epoch alone
+        "save_every": 0,  # steps; 0: at evaluations and epochs' ends alone
+        "patience": 0,  # evaluations without a better AUC; 0: never stop early
+    },
+    "optimizer": {
+        "name": "adagrad",  # sgd, adagrad, adam
+        "lr": 0.02,
+        "clip_norm": 0.0,  # 0: no clipping
+        "warmup_steps": 0,
+        "decay_start": 0,
+        "decay_steps": 0,  # 0: no decay
+        "decay_power": 2.0,
+    },
+    "data": {"buckets": True, "on_error": "raise"},
+}
+
+
+def read(path: str | os.PathLike) -> dict[str, Any]:
+    """Return a TOML file as nested dicts.
+
+    Raises
+    ------
+    FileNotFoundError
+        It does not exist.
+    ValueError
+        It is not TOML.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+    ...     _ = file.write("[training]\\nepochs = 2\\n")
+    ...     file.flush()
+    ...     read(file.name)
+    {'training': {'epochs': 2}}
+    """
+    try:
+        with open(path, "rb") as stream:
+            return tomllib.load(stream)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"config: '{path}' must be a file, found nothing there.") from None
+    except ValueError as error:
+        raise ValueError(f"config: '{path}' must be TOML, got {error}.") from None
+
+
+def parse_setting(setting: str) -> dict[str, Any]:
+    """Return ``section.key=value`` as nested dicts; the value is TOML, or else a string.
+
+    Raises
+    ------
+    ValueError
+        There is no section, key or ``=``.
+
+    Examples
+    --------
+    >>> parse_setting("optimizer.lr=0.1"), parse_setting("model.top=[64, 32]")
+    ({'optimizer': {'lr': 0.1}}, {'model': {'top': [64, 32]}})
+    >>> parse_setting("optimizer.name=adam")
+    {'optimizer': {'name': 'adam'}}
+    """
+    name, equals, text = setting.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise ValueError(f"config: a setting must be SECTION.KEY=VALUE, got '{setting}'.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        value = text.strip()
+    return {section: {key: value}}
+
+
+def override(
+    settings: dict[str, dict[str, Any]], changes: Iterable[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return `settings` with changes applied in order.
+
+    Raises
+    ------
+    ValueError
+        An unknown section or key, or a number that is negative or not finite.
+    TypeError
+        A value of another type than the default; an integer does for a float.
+
+    Examples
+    --------
+    >>> override({"training": {"epochs": 1}}, [{"training": {"epochs": 3}}])
+    {'training': {'epochs': 3}}
+    >>> override({"training": {"epochs": 1}}, [{"training": {"epoch": 3}}])
+    Traceback (most recent call last):
+        ...
+    ValueError: config: a key of [training] must be known, got 'epoch'; did you mean 'epochs'?
+    """
+    result = {section: dict(keys) for section, keys in settings.items()}
+    for change in changes:
+        for section, keys in change.items():
+            if section not in result:
+                raise ValueError(_unknown("a section", section, result))
+            if not isinstance(keys, dict):
+                raise TypeError(f"config: '{section}' must be a section [{section}], got {keys!r}.")
+            for key, value in keys.items():
+                if key not in result[section]:
+                    raise ValueError(_unknown(f"a key of [{section}]", key, result[section]))
+                result[section][key] = _typed(section, key, value, settings[section][key])
+    return result
+
+
+def to_toml(settings: dict[str, dict[str, Any]]) -> str:
+    """Return two levels of settings as TOML text.
+
+    Examples
+    --------
+    >>> print(to_toml({"training": {"epochs": 2}}), end="")
+    [training]
+    epochs = 2
+    """
+    lines = []
+    for section, keys in settings.items():
+        lines += [
+            f"[{section}]",
+            *(f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in keys.items()),
+            "",
+        ]
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean '{close[0]}'?" if close else f"; known are {sorted(known)}."
+    return f"config: {what} must be known, got '{name}'{hint}"
+
+
+def _typed(section: str, key: str, value: Any, default: Any) -> Any:
+    if isinstance(default, tuple):
+        default = list(default)
+    if type(default) is float and type(value) is int:
+        value = float(value)
+    if type(value) is not type(default):
+        raise TypeError(
+            f"config: [{section}] {key} must be {type(default).__name__} like {default!r}, "
+            f"got {value!r}."
+        )
+    if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+        raise ValueError(
+            f"config: [{section}] {key} must be finite and not negative, got {value!r}."
+        )
+    return value

@@ -1,0 +1,81 @@
+"""DLRM: deep learning recommendation model (Naumov et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cupyrec import nn
+
+__all__ = ["DLRM"]
+
+
+class DLRM(nn.Module):
+    """Dense features through a bottom MLP, dot products with the embeddings, a top MLP.
+
+    dense (B, num_dense) float32, ids (B, num_tables) int64 -> logits (B, 1).
+
+    Parameters
+    ----------
+    num_dense : int
+        0 for a log without numeric features: then there is no bottom MLP.
+    num_tables : int
+    embedding_dim : int
+        D.
+    bottom, top : sequence of int
+        Hidden layers of the two MLPs.
+    dropout : float
+        Rate in the hidden layers of the top MLP.
+    self_interaction : bool
+        Whether products of a feature with itself are used.
+    output_padding : int
+        Zero columns after the products.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A size is not a positive integer, or there is but one feature and nothing to multiply.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = DLRM(num_dense=13, num_tables=26, embedding_dim=8, bottom=[16], top=[16])
+    >>> model(np.zeros((4, 13), np.float32), np.zeros((4, 26), np.int64)).shape
+    (4, 1)
+    """
+
+    def __init__(
+        self,
+        num_dense: int = 13,
+        num_tables: int = 26,
+        embedding_dim: int = 16,
+        bottom: Sequence[int] = (64,),
+        top: Sequence[int] = (128,),
+        dropout: float = 0.0,
+        self_interaction: bool = False,
+        output_padding: int = 0,
+    ) -> None:
+        features = num_tables + (num_dense > 0)
+        if features == 1 and not self_interaction:
+            raise ValueError(
+                "DLRM: there must be two features to multiply, "
+                f"got num_dense = {num_dense}, num_tables = {num_tables}."
+            )
+        self.embedding = nn.MultiTableEmbedding(num_tables, embedding_dim)
+        self.bottom = nn.FusedMLP(num_dense, bottom, embedding_dim) if num_dense else None
+        self.interaction = nn.FusedDotInteraction(
+            self_interaction=self_interaction,
+            output_concat=num_dense > 0,
+            output_padding=output_padding,
+        )
+        self.top = nn.FusedMLP(
+            self.interaction.width(features, embedding_dim),
+            top,
+            1,
+            hidden_dropout_rate=dropout,
+            skip_final_activation=True,
+        )
+
+    def forward(self, dense: Any, ids: Any) -> Any:
+        dense = self.bottom(dense) if self.bottom else None  # (B, D)
+        return self.top(self.interaction(dense, self.embedding(ids)))

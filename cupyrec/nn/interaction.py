@@ -1,0 +1,88 @@
+"""Feature interactions as layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupyrec.nn.module import Module
+from cupyrec.ops.array_functions import concatenate, reshape
+from cupyrec.ops.dot_interaction import dot_interaction, dot_interaction_width
+
+__all__ = ["FusedDotInteraction"]
+
+
+class FusedDotInteraction(Module):
+    """Dot products of all pairs of features. dense (B, D), sparse (B, F, D) -> (B, width).
+
+    Parameters
+    ----------
+    self_interaction : bool
+        Whether a feature's product with itself is among the pairs.
+    output_concat : bool
+        Whether `dense` is put before the products.
+    output_padding : int
+        Number of zero columns at the end.
+    pooling : {"none", "sum"}
+        "sum" adds up all pairs into one column (a factorization machine, Rendle 2010); it takes
+        neither `self_interaction`, `output_padding` nor, since there is nothing to put `dense`
+        before, `output_concat`: pass False.
+
+    Raises
+    ------
+    ValueError
+        Another `pooling`, or options that it doesn't take.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> interaction = FusedDotInteraction()
+    >>> dense, sparse = np.ones((2, 4), np.float32), np.ones((2, 3, 4), np.float32)
+    >>> interaction(dense, sparse).shape, interaction.width(4, 4)
+    ((2, 10), 10)
+    """
+
+    def __init__(
+        self,
+        self_interaction: bool = False,
+        output_concat: bool = True,
+        output_padding: int = 0,
+        pooling: str = "none",
+    ) -> None:
+        if pooling not in ("none", "sum"):
+            raise ValueError(
+                f"FusedDotInteraction: 'pooling' must be 'none' or 'sum', got {pooling!r}."
+            )
+        if pooling == "sum" and (self_interaction or output_concat or output_padding):
+            raise ValueError(
+                "FusedDotInteraction: pooling='sum' takes no self_interaction, output_concat or "
+                f"output_padding, got {self_interaction}, {output_concat}, {output_padding}."
+            )
+        self.options = dict(
+            self_interaction=self_interaction,
+            output_concat=output_concat,
+            output_padding=output_padding,
+        )
+        self.pooling = pooling
+
+    def width(self, features: int, embedding_dim: int) -> int:
+        """Return the number of output columns for `features` features, `dense` included.
+
+        Examples
+        --------
+        >>> FusedDotInteraction(self_interaction=True).width(27, 16)
+        394
+        """
+        if self.pooling == "sum":
+            return 1
+        return dot_interaction_width(features, embedding_dim, **self.options)
+
+    def forward(self, dense: Any, sparse: Any) -> Any:
+        if self.pooling == "none":
+            return dot_interaction(dense, sparse, **self.options)
+        if dense is not None:
+            sparse = concatenate(
+                [reshape(dense, (dense.shape[0], 1, dense.shape[1])), sparse], axis=1
+            )
+        total = sparse.sum(axis=1)
+        pairs = (total * total).sum(axis=1) - (sparse * sparse).sum(axis=(1, 2))
+        return (pairs * 0.5).reshape(-1, 1)

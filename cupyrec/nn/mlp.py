@@ -1,0 +1,92 @@
+"""A multi-layer perceptron whose bias, ReLU, dropout and gradients are fused with its matmuls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cupyrec import errors, random
+from cupyrec.nn.module import Module, Parameter
+from cupyrec.ops.fused_mlp import fused_mlp
+from cupyrec.ops.relu_dropout import Dropout
+
+__all__ = ["FusedMLP"]
+
+
+class FusedMLP(Module):
+    """Linear layers, each followed by ReLU and dropout. x (B, in_features) -> (B, out_features).
+
+    Parameters
+    ----------
+    in_features : int
+    hidden_features : sequence of int
+        May be empty.
+    out_features : int
+    hidden_dropout_rate : float or sequence of float, optional
+        One for all hidden layers or one each.
+    out_dropout_rate : float
+    skip_final_activation : bool
+        Whether the last layer is linear; it then has no dropout.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A size is not a positive integer, a rate not in [0, 1), or their number is wrong.
+
+    Notes
+    -----
+    OneFlow's ``nn.FusedMLP``; weights and biases start uniform in +-1/sqrt(fan-in).
+
+    Examples
+    --------
+    >>> mlp = FusedMLP(13, [512, 256], 128)
+    >>> mlp(np.zeros((2, 13), np.float32)).shape
+    (2, 128)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: Sequence[int],
+        out_features: int,
+        hidden_dropout_rate: float | Sequence[float] | None = None,
+        out_dropout_rate: float = 0.0,
+        skip_final_activation: bool = False,
+    ) -> None:
+        sizes = [
+            errors.positive("FusedMLP", "in_features", in_features),
+            *(errors.positive("FusedMLP", "hidden_features", n) for n in hidden_features),
+            errors.positive("FusedMLP", "out_features", out_features),
+        ]
+        hidden = len(sizes) - 2
+        rates = hidden_dropout_rate if hidden_dropout_rate is not None else 0.0
+        rates = list(rates) if isinstance(rates, Sequence) else [rates] * hidden
+        if len(rates) != hidden:
+            raise ValueError(
+                f"FusedMLP: 'hidden_dropout_rate' must be one a hidden layer ({hidden}), "
+                f"got {len(rates)}."
+            )
+        self.dropout_rates = [errors.rate("FusedMLP", "hidden_dropout_rate", r) for r in rates]
+        self.dropout_rates.append(errors.rate("FusedMLP", "out_dropout_rate", out_dropout_rate))
+        self.skip_final_activation = skip_final_activation
+        generator = random.generator()
+        self.dropout_seed = int(generator.integers(2**63))
+        self.weights, self.biases = [], []
+        for n, m in zip(sizes[:-1], sizes[1:], strict=True):
+            bound = 1 / math.sqrt(n)
+            for array, shape in ((self.weights, (m, n)), (self.biases, (m,))):
+                values = generator.uniform(-bound, bound, shape)
+                array.append(Parameter(values.astype(np.float32)))
+
+    def forward(self, x: Any) -> Any:
+        dropouts = [
+            Dropout(rate if self.training else 0.0, self.dropout_seed, random.step(), layer)
+            for layer, rate in enumerate(self.dropout_rates)
+        ]
+        return fused_mlp(
+            x, self.weights, self.biases,
+            dropouts=dropouts, linear_output=self.skip_final_activation,
+        )  # fmt: skip

@@ -1,0 +1,197 @@
+"""Parameter and Module: a model is an object with `forward`; its attributes are what it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cupyrec.autograd import Tensor
+from cupyrec.embedding import Group
+
+__all__ = ["Module", "Parameter"]
+
+
+class Parameter(Tensor):
+    """A Tensor that a Module learns.
+
+    An optimizer gives it `grad_buffer`, a view of its flat gradient buffer; gradients are then
+    written there.
+
+    Examples
+    --------
+    >>> Parameter([1.0, 2.0])
+    Parameter([1., 2.], dtype=float32, requires_grad=True)
+    """
+
+    grad_buffer: np.ndarray | None = None
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data, requires_grad=True)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Tensor(", "Parameter(", 1)
+
+    def add_grad(self, grad: np.ndarray) -> None:
+        if self.grad_buffer is None:
+            super().add_grad(grad)
+        elif self.grad is None:
+            np.copyto(self.grad_buffer, grad)
+            self.grad = self.grad_buffer
+        else:
+            self.grad += grad
+
+
+class Module:
+    """Base of models and layers. Subclasses define `forward`.
+
+    Parameters, embedding groups and further Modules are found among the attributes, in the order
+    in which they were set, lists, tuples and dicts included. ``super().__init__()`` isn't needed.
+
+    Examples
+    --------
+    >>> class Linear(Module):
+    ...     def __init__(self):
+    ...         self.weight = Parameter([[2.0]])
+    ...     def forward(self, x):
+    ...         return x @ self.weight
+    >>> Linear()(np.ones((1, 1), np.float32)).numpy()
+    array([[2.]], dtype=float32)
+    """
+
+    training = True
+
+    def forward(self, *inputs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__}: a Module must define forward().")
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return self.forward(*inputs, **options)
+
+    def _walk(self, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+        """Yield (dotted name, object) of this Module and all below it, each object once."""
+        seen = set() if seen is None else seen
+        stack = [(prefix, self)]
+        while stack:
+            name, value = stack.pop()
+            if isinstance(value, (Module, Parameter, Group)):
+                if id(value) in seen:
+                    continue
+                seen.add(id(value))
+                yield name, value
+            if isinstance(value, Module):
+                children = vars(value).items()
+            elif isinstance(value, dict):
+                children = value.items()
+            elif isinstance(value, (list, tuple)):
+                children = enumerate(value)
+            else:
+                continue
+            dot = f"{name}." if name else ""
+            stack.extend((f"{dot}{key}", child) for key, child in reversed(list(children)))
+
+    def modules(self) -> Iterator[Module]:
+        """Yield this Module and all below it.
+
+        Examples
+        --------
+        >>> len(list(Module().modules()))
+        1
+        """
+        return (value for _, value in self._walk() if isinstance(value, Module))
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield (dotted name, Parameter) of all dense parameters.
+
+        Examples
+        --------
+        >>> list(Module().named_parameters())
+        []
+        """
+        return ((name, value) for name, value in self._walk() if isinstance(value, Parameter))
+
+    def named_groups(self) -> Iterator[tuple[str, Group]]:
+        """Yield (dotted name, Group) of all groups of embedding tables.
+
+        Examples
+        --------
+        >>> list(Module().named_groups())
+        []
+        """
+        return ((name, value) for name, value in self._walk() if isinstance(value, Group))
+
+    def parameters(self) -> Iterator[Parameter | Group]:
+        """Yield all that an optimizer updates: dense parameters and groups of tables.
+
+        Examples
+        --------
+        >>> list(Module().parameters())
+        []
+        """
+        return (value for _, value in self._walk() if isinstance(value, (Parameter, Group)))
+
+    def train(self, mode: bool = True) -> Module:
+        """Switch dropout and the insertion of ids on or off, here and below; return the Module.
+
+        Examples
+        --------
+        >>> Module().train().training
+        True
+        """
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Switch to evaluation: no dropout, no table changes; return the Module.
+
+        Examples
+        --------
+        >>> Module().eval().training
+        False
+        """
+        return self.train(False)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return name -> array of the dense parameters; the arrays are the parameters' own.
+
+        Examples
+        --------
+        >>> Module().state_dict()
+        {}
+        """
+        return {name: parameter.data for name, parameter in self.named_parameters()}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Copy arrays into the dense parameters; nothing is changed unless all fit.
+
+        Raises
+        ------
+        ValueError
+            A name is missing or unknown, or a shape differs.
+        TypeError
+            An array is not of real numbers.
+
+        Examples
+        --------
+        >>> Module().load_state_dict({})
+        """
+        own = self.state_dict()
+        if own.keys() != state.keys():
+            raise ValueError(
+                "load_state_dict: names must be the model's, "
+                f"got missing {sorted(own.keys() - state.keys())}, "
+                f"unknown {sorted(state.keys() - own.keys())}."
+            )
+        for name, array in own.items():
+            if array.shape != state[name].shape:
+                raise ValueError(
+                    f"load_state_dict: '{name}' must have shape {array.shape}, "
+                    f"got {state[name].shape}."
+                )
+            if not np.can_cast(state[name].dtype, array.dtype, "same_kind"):
+                raise TypeError(
+                    f"load_state_dict: '{name}' must be {array.dtype}, got {state[name].dtype}."
+                )
+        for name, array in own.items():
+            np.copyto(array, state[name])

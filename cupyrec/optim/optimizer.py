@@ -1,0 +1,275 @@
+"""Optimizers of dense parameters and embedding rows: clip by the norm of both, update both."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from cupyrec import errors, random
+from cupyrec.autograd import Tensor
+from cupyrec.embedding import Group, StatePart
+from cupyrec.ops.adagrad import adagrad_dense, adagrad_rows
+from cupyrec.ops.adam import adam_dense, adam_rows
+from cupyrec.ops.embedding_rows import RowMemory
+from cupyrec.ops.sgd import sgd_dense, sgd_rows
+from cupyrec.ops.sum_squares import sum_squares
+
+__all__ = ["SGD", "Adagrad", "Adam", "Optimizer"]
+
+
+class Optimizer(ABC):
+    """Base of the optimizers.
+
+    Dense parameters move into one flat buffer, and their gradients into another, so that one loop
+    updates them all; a parameter without a gradient in a step counts as having gradient zero.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor and Group
+        As `Module.parameters` yields them; one given twice counts once.
+    lr : float
+        Learning rate, at least 0.
+    schedule : callable, optional
+        Step number, from 1, to factor of the learning rate.
+    clip_norm : float, optional
+        Largest global norm: gradients of dense parameters and rows together are scaled down to it.
+
+    Attributes
+    ----------
+    t : int
+        Number of steps taken.
+    """
+
+    #: Names of the state beside each value, and what it starts from.
+    state: tuple[str, ...] = ()
+    initial: float = 0.0
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor | Group],
+        lr: float,
+        *,
+        schedule: Callable[[int], float] | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
+        where = type(self).__name__
+        if not (math.isfinite(lr) and lr >= 0):
+            raise ValueError(f"{where}: 'lr' must be finite and not negative, got {lr}.")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"{where}: 'clip_norm' must be positive, got {clip_norm}.")
+        self.lr, self.schedule, self.clip_norm, self.t = float(lr), schedule, clip_norm, 0
+        parameters = list({id(p): p for p in parameters}.values())  # each once
+        self.groups = [p for p in parameters if isinstance(p, Group)]
+        self.parameters = [p for p in parameters if not isinstance(p, Group)]
+        if not parameters:
+            raise ValueError(f"{where}: 'parameters' must not be empty, got none.")
+        for p in self.parameters:
+            errors.dtype(where, "parameters", p.data, np.float32)
+        for group in self.groups:
+            width = group.store.width
+            group.set_state(tuple(StatePart(name, width, self.initial) for name in self.state))
+        self._flatten()
+
+    def _flatten(self) -> None:
+        sizes = [p.size for p in self.parameters]
+        self._borders = np.cumsum([0, *sizes])
+        self._data = np.empty(self._borders[-1], np.float32)
+        self._grad = np.zeros(self._borders[-1], np.float32)
+        self._state = {name: np.full_like(self._data, self.initial) for name in self.state}
+        for p, data, grad in zip(
+            self.parameters, self._views(self._data), self._views(self._grad), strict=True
+        ):
+            np.copyto(data, p.data)
+            p.data, p.grad_buffer, p.grad = data, grad, None
+
+    def _views(self, flat: np.ndarray) -> list[np.ndarray]:
+        cuts = zip(self._borders[:-1], self._borders[1:], self.parameters, strict=True)
+        return [flat[i:j].reshape(p.shape) for i, j, p in cuts]
+
+    def state_arrays(self) -> dict[str, list[np.ndarray]]:
+        """Return state name -> one array a dense parameter, in order; views that may be written.
+
+        Examples
+        --------
+        >>> Adagrad([Tensor([1.0, 2.0], requires_grad=True)], lr=0.1).state_arrays()
+        {'sum': [array([0., 0.], dtype=float32)]}
+        """
+        return {name: self._views(flat) for name, flat in self._state.items()}
+
+    def current_lr(self) -> float:
+        """Return the learning rate of the next step.
+
+        Examples
+        --------
+        >>> SGD([Tensor([1.0], requires_grad=True)], 0.5, schedule=lambda t: 1 / t).current_lr()
+        0.5
+        """
+        return self.lr * (self.schedule(self.t + 1) if self.schedule else 1.0)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients.
+
+        Examples
+        --------
+        >>> SGD([Tensor([1.0], requires_grad=True)], lr=0.1).zero_grad()
+        """
+        for p in self.parameters:
+            p.grad = None
+        for group in self.groups:
+            group.zero_grad()
+
+    def step(self) -> None:
+        """Clip, update everything, clear the gradients.
+
+        Raises
+        ------
+        FloatingPointError
+            With `clip_norm`, the norm is not finite; nothing was changed.
+
+        Examples
+        --------
+        >>> w = Tensor([1.0], requires_grad=True)
+        >>> optimizer = SGD([w], lr=0.25)
+        >>> (w * w).sum().backward()
+        >>> optimizer.step()
+        >>> w.data
+        array([0.5], dtype=float32)
+        """
+        for p in self.parameters:
+            if p.grad is None:
+                p.grad_buffer[...] = 0
+            elif p.grad is not p.grad_buffer:  # set by hand
+                np.copyto(p.grad_buffer, p.grad)
+        scale = self._clip_scale()
+        lr = self.current_lr()
+        self.t += 1
+        random.set_step(self.t)
+        self._update_dense(lr, scale)
+        for group in self.groups:
+            group.update(lambda memory, rows, g: self._update_rows(memory, rows, g, lr, scale))
+        self.zero_grad()
+
+    def _clip_scale(self) -> float:
+        if self.clip_norm is None:
+            return 1.0
+        norm = math.sqrt(
+            sum_squares(self._grad) + sum(sum_squares(g.gradients()[1]) for g in self.groups)
+        )
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"{type(self).__name__}.step: the gradient norm must be finite, got {norm} "
+                f"in step {self.t + 1}."
+            )
+        return min(1.0, self.clip_norm / norm) if norm else 1.0
+
+    @abstractmethod
+    def _update_dense(self, lr: float, scale: float) -> None: ...
+
+    @abstractmethod
+    def _update_rows(
+        self, memory: RowMemory, rows: np.ndarray, g: np.ndarray, lr: float, scale: float
+    ) -> None: ...
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent. Parameters: see `Optimizer`.
+
+    Examples
+    --------
+    >>> SGD([Tensor([1.0], requires_grad=True)], lr=0.1).t
+    0
+    """
+
+    def _update_dense(self, lr, scale):
+        sgd_dense(self._data, self._grad, lr=lr, scale=scale)
+
+    def _update_rows(self, memory, rows, g, lr, scale):
+        sgd_rows(memory, rows, g, lr=lr, scale=scale)
+
+
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al. 2011). Further parameters: see `Optimizer`.
+
+    Parameters
+    ----------
+    eps : float
+        Added to the root of the sum of squares.
+    initial_accumulator : float
+        What the sums of squares start from.
+
+    Examples
+    --------
+    >>> Adagrad([Tensor([1.0], requires_grad=True)], lr=0.1).state
+    ('sum',)
+    """
+
+    state = ("sum",)
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor | Group],
+        lr: float,
+        *,
+        eps: float = 1e-10,
+        initial_accumulator: float = 0.0,
+        schedule: Callable[[int], float] | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
+        self.eps, self.initial = eps, initial_accumulator
+        super().__init__(parameters, lr, schedule=schedule, clip_norm=clip_norm)
+
+    def _update_dense(self, lr, scale):
+        adagrad_dense(self._data, self._state["sum"], self._grad, lr=lr, eps=self.eps, scale=scale)
+
+    def _update_rows(self, memory, rows, g, lr, scale):
+        adagrad_rows(memory, rows, g, lr=lr, eps=self.eps, scale=scale)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015); lazy on rows: only those of the batch move.
+
+    Parameters
+    ----------
+    betas : (float, float)
+        Decay of the first and second moment, each in [0, 1).
+    eps : float
+        Added to the root of the second moment.
+
+    Other parameters: see `Optimizer`.
+
+    Examples
+    --------
+    >>> Adam([Tensor([1.0], requires_grad=True)], lr=0.1).state
+    ('m', 'v')
+    """
+
+    state = ("m", "v")
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor | Group],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        schedule: Callable[[int], float] | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"Adam: 'betas' must lie in [0, 1), got {betas}.")
+        self.betas, self.eps = betas, eps
+        super().__init__(parameters, lr, schedule=schedule, clip_norm=clip_norm)
+
+    def _constants(self, lr: float, scale: float) -> dict[str, float]:
+        beta1, beta2 = self.betas
+        return dict(lr=lr, beta1=beta1, beta2=beta2, eps=self.eps, t=self.t, scale=scale)
+
+    def _update_dense(self, lr, scale):
+        m, v = self._state["m"], self._state["v"]
+        adam_dense(self._data, m, v, self._grad, **self._constants(lr, scale))
+
+    def _update_rows(self, memory, rows, g, lr, scale):
+        adam_rows(memory, rows, g, **self._constants(lr, scale))

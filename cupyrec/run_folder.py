@@ -1,0 +1,167 @@
+"""The folder of a training run: metrics, and the last and the best checkpoint.
+
+config.toml             the resolved configuration
+metrics.jsonl           one JSON object a line
+checkpoints/step-N/     checkpoints; only those that a link points to are kept
+last, best              links to checkpoints, switched atomically
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from cupyrec import checkpoint
+from cupyrec.nn import Module
+from cupyrec.optim import Optimizer
+
+__all__ = ["RunFolder", "json_line"]
+
+_OURS = ("config.toml", "metrics.jsonl", "last", "best", "curve.png")
+
+
+def json_line(values: dict[str, Any]) -> str:
+    """Return a JSON object on one line; NaN and infinities, which JSON lacks, become null.
+
+    Examples
+    --------
+    >>> json_line({"auc": float("nan"), "step": 3})
+    '{"auc": null, "step": 3}'
+    """
+    known = {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in values.items()}
+    return json.dumps(known)
+
+
+class RunFolder:
+    """Folder of one run.
+
+    Parameters
+    ----------
+    path : path
+        Made if it doesn't exist.
+    overwrite : bool
+        Whether what an earlier run left there is removed; anything else is left alone.
+
+    Raises
+    ------
+    FileExistsError
+        The folder is not empty, and neither `resume` nor `overwrite` is given.
+    NotADirectoryError
+        There is a file at `path`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = RunFolder(folder + "/run")
+    ...     run.log(step=1, loss=0.5)
+    ...     run.metrics()
+    [{'step': 1, 'loss': 0.5}]
+    """
+
+    def __init__(
+        self, path: str | os.PathLike, *, resume: bool = False, overwrite: bool = False
+    ) -> None:
+        self.path = Path(path)
+        self._metrics = self.path / "metrics.jsonl"
+        self.config: dict[str, Any] = {}
+        if self.path.exists() and not self.path.is_dir():
+            raise NotADirectoryError(f"RunFolder: '{path}' must be a folder, got a file.")
+        if self.path.is_dir() and any(self.path.iterdir()) and not resume:
+            if not overwrite:
+                raise FileExistsError(
+                    f"RunFolder: '{path}' must be empty unless a run is resumed or overwritten, "
+                    f"got {len(list(self.path.iterdir()))} entries."
+                )
+            for name in _OURS:
+                (self.path / name).unlink(missing_ok=True)
+            self._remove_checkpoints(keep=())
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    last = property(lambda self: self.path / "last")
+    best = property(lambda self: self.path / "best")
+
+    def log(self, **line: Any) -> None:
+        """Append a line to metrics.jsonl.
+
+        Examples
+        --------
+        See the class.
+        """
+        with open(self._metrics, "a") as stream:
+            stream.write(json_line(line) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl; one cut short by a crash is left out.
+
+        Examples
+        --------
+        See the class.
+        """
+        lines = []
+        if self._metrics.exists():
+            for line in self._metrics.read_text().splitlines():
+                try:
+                    lines.append(json.loads(line))
+                except ValueError:
+                    continue
+        return lines
+
+    def forget_after(self, step: int) -> None:
+        """Drop metrics of later steps, and the result: a resumed run will write them again.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = RunFolder(folder)
+        ...     run.log(step=1)
+        ...     run.log(step=2)
+        ...     run.forget_after(1)
+        ...     run.metrics()
+        [{'step': 1}]
+        """
+        kept = [line for line in self.metrics() if line.get("step", step + 1) <= step]
+        temporary = self._metrics.with_suffix(".tmp")
+        temporary.write_text("".join(json_line(line) + "\n" for line in kept))
+        temporary.replace(self._metrics)
+
+    def save(
+        self, model: Module, optimizer: Optimizer, progress: dict[str, Any], *, best: bool = False
+    ) -> None:
+        """Save a checkpoint as `last`, and as `best` if it is; remove what no link points to.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from cupyrec import models, optim
+        >>> model = models.DLRM(1, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = RunFolder(folder)
+        ...     run.save(model, optim.SGD(model.parameters(), 0.1), {"step": 7})
+        ...     run.last.resolve().name
+        'step-7'
+        """
+        target = self.path / "checkpoints" / f"step-{progress['step']}"
+        while target.exists():  # saved by a run that was killed before it switched the link, say
+            target = target.with_name(target.name + "+")
+        checkpoint.save(target, model, optimizer, config=self.config, progress=progress)
+        for link in [self.best, self.last] if best else [self.last]:  # `last` says which is best
+            temporary = self.path / ".link.tmp"
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(target.relative_to(self.path))
+            temporary.replace(link)
+        checkpoint.sync(self.path)  # the links, before what they pointed to goes
+        self._remove_checkpoints(keep=(self.last.resolve(), self.best.resolve()))
+
+    def _remove_checkpoints(self, keep: Iterable[Path]) -> None:
+        """Remove all checkpoints but those to keep, and what killed processes left of others."""
+        for pattern in ("step-*", ".step-*.tmp"):
+            for entry in (self.path / "checkpoints").glob(pattern):
+                if entry.resolve() not in keep:
+                    shutil.rmtree(entry)

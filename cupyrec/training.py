@@ -1,0 +1,414 @@
+"""Training: one step top to bottom, and fit, evaluate and predict around it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from cupyrec import checkpoint, metrics, random
+from cupyrec.autograd import Tensor, no_grad
+from cupyrec.data import Arrays, Batch, prefetch
+from cupyrec.nn import Module
+from cupyrec.ops.bce_with_logits import bce_with_logits
+from cupyrec.optim import Adagrad, Optimizer
+from cupyrec.run_folder import RunFolder
+
+__all__ = ["Progress", "evaluate", "fit", "predict", "train_step"]
+
+logger = logging.getLogger("cupyrec")
+
+_LOG_EVERY = 20  # steps a line of metrics
+
+
+def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
+    """Train on one batch; return its loss.
+
+    Raises
+    ------
+    FloatingPointError
+        The loss, or with `clip_norm` the gradient norm, is not finite; nothing is updated then.
+
+    Examples
+    --------
+    >>> from cupyrec import models, optim
+    >>> model = models.DLRM(num_dense=1, num_tables=2)
+    >>> batch = Batch(np.zeros((4, 1), "f"), np.zeros((4, 2), np.int64), np.ones((4, 1), "f"))
+    >>> optimizer = optim.SGD(model.parameters(), lr=0.1)
+    >>> train_step(model, batch, optimizer).item() > train_step(model, batch, optimizer).item()
+    True
+    """
+    logits = model(batch.dense, batch.ids)  # unseen ids get rows
+    loss = bce_with_logits(logits, batch.labels)  # mean over the batch
+    _check_finite(loss, batch, model, optimizer)
+    loss.backward()  # dense gradients, and one a row that was looked up
+    optimizer.step()  # clip by the norm of both, update both
+    return loss
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where training stands; a checkpoint keeps it, so that a resumed run goes on from there.
+
+    Examples
+    --------
+    >>> Progress().step
+    0
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0  # of the epoch, to come next
+    best_auc: float | None = None
+    best_step: int = 0
+    evaluations_since_best: int = 0
+    loss_sum: float = 0.0  # since the last line of metrics
+    loss_count: int = 0
+
+
+def fit(
+    model: Module,
+    train: Any,
+    valid: Any = None,
+    *,
+    optimizer: Optimizer | None = None,
+    epochs: int = 1,
+    batch_size: int = 1024,
+    eval_every: int = 0,
+    patience: int = 0,
+    save_every: int = 0,
+    run: RunFolder | None = None,
+    progress: Progress | None = None,
+    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
+) -> dict[str, Any]:
+    """Train a model; with `valid` and `run`, it ends as it was at its best.
+
+    Parameters
+    ----------
+    model : Module
+        Called as ``model(dense, ids)``, returns logits (B, 1).
+    train, valid : dataset, or (dense, ids, labels) arrays
+    optimizer : Optimizer, optional
+        Adagrad with learning rate .02 by default.
+    epochs, batch_size : int
+    eval_every : int
+        Evaluate on `valid` every so many steps, besides at each epoch's end; 0: only there.
+    patience : int
+        Stop after so many evaluations in a row without a better AUC; 0: never.
+    save_every : int
+        Save every so many steps, besides at each evaluation and epoch's end; 0: only there.
+    run : RunFolder, optional
+        Where metrics and checkpoints go; nothing is written without it.
+    progress : Progress, optional
+        Of the checkpoint that `model` and `optimizer` were loaded from.
+    callbacks : sequence of callable
+        Each is called with every line of metrics.
+
+    Returns
+    -------
+    dict
+        ``steps``, ``samples``, ``samples_per_second`` (from the second step on, evaluations and
+        checkpoints apart; None if there was but one), and with `valid` ``valid_auc`` and
+        ``best_step``.
+
+    Raises
+    ------
+    FloatingPointError
+        The loss, the gradient norm, a logit of `valid` or a value to be saved is not finite. No
+        checkpoint is written.
+    KeyboardInterrupt
+        After SIGINT or SIGTERM: the step in progress, with its evaluation if it has one, was
+        finished and a checkpoint saved.
+
+    Examples
+    --------
+    >>> from cupyrec import models
+    >>> arrays = np.zeros((8, 1), "f"), np.arange(8)[:, None], np.array([0, 1] * 4, "f")
+    >>> fit(models.DLRM(1, 1), arrays, batch_size=3)["steps"]
+    3
+    """
+    train, valid = _dataset(train), None if valid is None else _dataset(valid)
+    optimizer = Adagrad(model.parameters(), lr=0.02) if optimizer is None else optimizer
+    progress = Progress() if progress is None else progress
+    clock = _Clock()
+    random.set_step(optimizer.t)  # whatever was trained before in this process
+    if not model.training:
+        model.train()
+
+    def log(**line: Any) -> None:
+        if run is not None:
+            run.log(**line)
+        for callback in callbacks:
+            callback(line)
+
+    def log_loss() -> None:
+        if progress.loss_count:
+            mean = progress.loss_sum / progress.loss_count
+            progress.loss_sum, progress.loss_count = 0.0, 0
+            lr = optimizer.lr * (optimizer.schedule(optimizer.t) if optimizer.schedule else 1.0)
+            log(step=progress.step, epoch=progress.epoch, loss=mean, lr=lr)
+
+    def check_point(batch: Batch, evaluating: bool) -> None:
+        """Evaluate if it is time to and there is `valid`, and save."""
+        _check_update(model, batch, progress.step)
+        better = False
+        if evaluating and valid is not None:
+            result = evaluate(model, valid)
+            # An AUC of NaN, where `valid` has one class, tells nothing: the last step is kept then.
+            auc = None if math.isnan(result["auc"]) else result["auc"]
+            better = progress.best_auc is None or auc is None or auc > progress.best_auc
+            if better:
+                progress.best_auc, progress.best_step = auc, progress.step
+            progress.evaluations_since_best = 0 if better else progress.evaluations_since_best + 1
+            log(step=progress.step, valid_auc=result["auc"], valid_logloss=result["logloss"])
+            logger.info(
+                "step %d: valid AUC %.5f%s, logloss %.5f",
+                progress.step, result["auc"], " (best)" if better else "", result["logloss"],
+            )  # fmt: skip
+        if run is not None:
+            run.save(model, optimizer, dataclasses.asdict(progress), best=better)
+
+    def stopped() -> bool:
+        return 0 < patience <= progress.evaluations_since_best
+
+    with _interruption() as interrupted, logging_redirect_tqdm(), tqdm(
+        initial=progress.step, unit="step", disable=None, desc="train"
+    ) as bar:  # fmt: skip
+        while progress.epoch < epochs and not stopped():
+            epoch = progress.epoch
+            clock.start()
+            batches = train.batches(batch_size, skip=progress.batch)
+            with contextlib.closing(prefetch(batches)) as batches:
+                for batch, last in _with_last(batches):
+                    loss = float(train_step(model, batch, optimizer))
+                    progress.step += 1
+                    progress.batch += 1
+                    progress.loss_sum += loss
+                    progress.loss_count += 1
+                    clock.stop(len(batch))
+                    bar.update()
+                    if last or progress.step % _LOG_EVERY == 0:
+                        bar.set_postfix_str(f"loss {loss:.4f}")
+                        log_loss()
+                    if last:
+                        progress.epoch, progress.batch = epoch + 1, 0
+                    evaluating = last or (eval_every and progress.step % eval_every == 0)
+                    saving = evaluating or (save_every and progress.step % save_every == 0)
+                    if saving:
+                        check_point(batch, evaluating)
+                    if interrupted:
+                        if not saving:
+                            check_point(batch, evaluating=False)
+                        raise KeyboardInterrupt(f"stopped after step {progress.step}")
+                    if stopped():
+                        break
+                    clock.start()
+                else:
+                    if progress.epoch == epoch:
+                        logger.warning("epoch %d: no rows to train on", epoch)
+                        progress.epoch, progress.batch = epoch + 1, 0
+    if run is not None and valid is not None and progress.best_step not in (0, progress.step):
+        checkpoint.load(run.best, model, optimizer)
+    result = {"steps": progress.step, "samples": clock.samples, "samples_per_second": clock.rate()}
+    if valid is not None:
+        result |= {"valid_auc": progress.best_auc, "best_step": progress.best_step}
+    return result
+
+
+def evaluate(model: Module, data: Any, *, batch_size: int = 4096) -> dict[str, float]:
+    """Return AUC and logloss of a model; no table changes, unseen ids get initial vectors.
+
+    Parameters
+    ----------
+    model : Module
+    data : dataset, or (dense, ids, labels) arrays
+    batch_size : int
+
+    Returns
+    -------
+    dict
+        ``auc``, ``logloss``, ``samples``.
+
+    Raises
+    ------
+    FloatingPointError
+        A logit is not finite.
+    ValueError
+        A row has no label.
+
+    Examples
+    --------
+    >>> from cupyrec import models
+    >>> arrays = np.zeros((2, 1), "f"), np.array([[5], [5]]), np.array([0, 1], "f")
+    >>> evaluate(models.DLRM(1, 1), arrays)["auc"]
+    0.5
+    """
+    logits, labels = _logits(model, _dataset(data).batches(batch_size))
+    if labels.size < logits.size:
+        raise ValueError(
+            f"evaluate: every row must have a label, got {labels.size} for {logits.size} rows."
+        )
+    return {
+        "auc": metrics.auc(labels, logits),
+        "logloss": metrics.logloss(labels, logits),
+        "samples": logits.size,
+    }
+
+
+def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
+    """Return the probability of each sample; no table changes.
+
+    Parameters
+    ----------
+    model : Module
+    data : dataset, or (dense, ids) arrays
+    batch_size : int
+
+    Returns
+    -------
+    (N,) array of float32
+
+    Raises
+    ------
+    FloatingPointError
+        A logit is not finite.
+
+    Examples
+    --------
+    >>> from cupyrec import models
+    >>> predict(models.DLRM(1, 1), (np.zeros((3, 1), "f"), np.array([[1], [2], [3]]))).shape
+    (3,)
+    """
+    logits, _ = _logits(model, _dataset(data).batches(batch_size))
+    z = logits.astype(np.float64)
+    e = np.exp(-np.abs(z))
+    return (np.where(z >= 0, 1, e) / (1 + e)).astype(np.float32)
+
+
+def _logits(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of all samples, in order, and the labels of those that have one."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    logits, labels = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+    try:
+        with no_grad(), contextlib.closing(prefetch(batches)) as batches:
+            for batch in batches:
+                logits.append(model(batch.dense, batch.ids).numpy()[:, 0])
+                if batch.labels is not None:
+                    labels.append(batch.labels[:, 0])
+    finally:
+        for module, mode in modes:  # some may be frozen
+            module.training = mode
+    logits, labels = np.concatenate(logits), np.concatenate(labels)
+    finite = int(np.isfinite(logits).sum())
+    if finite < logits.size:
+        raise FloatingPointError(
+            f"logits: must be finite, got {logits.size - finite} of {logits.size} that are not."
+        )
+    return logits, labels
+
+
+def _dataset(data: Any) -> Any:
+    return data if hasattr(data, "batches") else Arrays(*data)
+
+
+def _with_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Yield each batch, and whether it is the last: what an epoch's end asks for is done at once
+    with its last step, so that a checkpoint never stands between the two."""
+    batch = next(batches, None)
+    while batch is not None:
+        following = next(batches, None)
+        yield batch, following is None
+        batch = following
+
+
+def _check_finite(loss: Tensor, batch: Batch, model: Module, optimizer: Optimizer) -> None:
+    if math.isfinite(loss.item()):
+        return
+    largest = np.max([0, *(np.abs(p.data).max(initial=0) for _, p in model.named_parameters())])
+    raise FloatingPointError(
+        f"train_step: the loss must be finite, got {loss.item()} in step {optimizer.t + 1}, where "
+        f"the largest parameter is {largest:g} and the largest dense feature "
+        f"{np.abs(batch.dense).max(initial=0):g}. Try a smaller learning rate than "
+        f"{optimizer.lr:g}, or clip_norm."
+    )
+
+
+def _check_update(model: Module, batch: Batch, step: int) -> None:
+    """A model that an update has spoilt must not replace a checkpoint."""
+    try:
+        _logits(model, [batch])
+    except FloatingPointError as error:
+        raise FloatingPointError(
+            f"fit: step {step} must leave a model that gives finite logits, but {error} "
+            "Try a smaller learning rate, or clip_norm."
+        ) from None
+
+
+class _Clock:
+    """Samples a second, the first step (which compiles) and what lies between steps apart."""
+
+    def __init__(self) -> None:
+        self.samples = self._timed = self._steps = 0
+        self._seconds = self._since = 0.0
+
+    def start(self) -> None:
+        self._since = time.perf_counter()
+
+    def stop(self, samples: int) -> None:
+        self._steps += 1
+        self.samples += samples
+        if self._steps > 1:
+            self._timed += samples
+            self._seconds += time.perf_counter() - self._since
+
+    def rate(self) -> float | None:
+        return self._timed / self._seconds if self._timed else None
+
+
+@contextlib.contextmanager
+def _interruption() -> Iterator[list[int]]:
+    """The first SIGINT or SIGTERM goes to the list, a second one acts as it would without us."""
+    received: list[int] = []
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: handler for s, handler in before.items() if handler not in (None, signal.SIG_IGN)}
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    # Another thread says so: a handler may interrupt a write to stderr, and must not begin another.
+    told: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def tell() -> None:
+        if number := told.get():
+            logger.warning("%s: stopping after this step", signal.Signals(number).name)
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, _frame: Any) -> None:
+        restore()
+        received.append(number)
+        told.put(number)
+
+    teller = threading.Thread(target=tell, name="cupyrec-signal", daemon=True)
+    teller.start()
+    try:
+        for number in before:
+            signal.signal(number, handle)
+        yield received
+    finally:
+        restore()
+        told.put(0)
+        teller.join()

@@ -1,0 +1,81 @@
+"""The PyTorch side of bench_train.py: DLRM in eager mode with sparse embedding gradients.
+
+Reads the data's path and the case from its arguments, then lines "step N" or "gemms N" from stdin,
+and answers each with the mean seconds.
+"""
+
+import json
+import sys
+import time
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class DLRM(nn.Module):
+    def __init__(self, case):
+        super().__init__()
+        self.tables = nn.ModuleList(
+            nn.Embedding(case["ids"], case["width"], sparse=True) for _ in range(case["tables"])
+        )
+        bottom = [case["num_dense"], *case["bottom"], case["width"]]
+        self.bottom = mlp(bottom, linear_output=False)
+        features = case["tables"] + 1
+        top = [case["width"] + features * (features - 1) // 2, *case["top"], 1]
+        self.top = mlp(top, linear_output=True)
+        self.register_buffer("pairs", torch.tril_indices(features, features, offset=-1))
+
+    def forward(self, dense, indices):
+        dense = self.bottom(dense)
+        x = torch.stack([dense, *(t(indices[:, i]) for i, t in enumerate(self.tables))], dim=1)
+        products = torch.bmm(x, x.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+        return self.top(torch.cat([dense, products], dim=1))
+
+
+def mlp(sizes, linear_output):
+    layers = []
+    for n, m in zip(sizes[:-1], sizes[1:], strict=True):
+        layers += [nn.Linear(n, m), nn.ReLU()]
+    return nn.Sequential(*layers[: -1 if linear_output else None])
+
+
+def main():
+    data, case = np.load(sys.argv[1]), json.loads(sys.argv[2])
+    torch.set_num_threads(case["threads"])
+    torch.manual_seed(0)
+    dense, indices, labels = (torch.from_numpy(data[k]) for k in ("dense", "indices", "labels"))
+    model = DLRM(case)
+    optimizer = torch.optim.SGD(model.parameters(), case["lr"])
+    loss_function = nn.BCEWithLogitsLoss()
+    at = 0
+
+    def step():
+        nonlocal at
+        at = (at + 1) % len(labels)
+        optimizer.zero_grad()
+        loss_function(model(dense[at], indices[at]), labels[at]).backward()
+        optimizer.step()
+
+    layers = []
+    for n, m in case["layers"]:
+        x, w, dy = torch.randn(case["batch"], n), torch.randn(m, n), torch.randn(case["batch"], m)
+        layers.append((x, w, dy, torch.empty_like(dy), torch.empty_like(w), torch.empty_like(x)))
+
+    def gemms():
+        for x, w, dy, y, dw, dx in layers:
+            torch.mm(x, w.t(), out=y)
+            torch.mm(dy.t(), x, out=dw)
+            torch.mm(dy, w, out=dx)
+
+    for line in sys.stdin:
+        what, repeat = line.split()
+        work = {"step": step, "gemms": gemms}[what]
+        start = time.perf_counter()
+        for _ in range(int(repeat)):
+            work()
+        print((time.perf_counter() - start) / int(repeat), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,401 @@
+import json
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+import trial
+from oracle import sentence
+from safetensors import numpy as safetensors
+
+import cupyrec
+from cupyrec import checkpoint, nn, optim
+from cupyrec.embedding import Uniform
+from cupyrec.models import DLRM
+
+IDS = [-(2**63), -1, 0, 1, 2**63 - 1, 7]
+OPTIMIZERS = {"SGD": optim.SGD, "Adagrad": optim.Adagrad, "Adam": optim.Adam}
+
+
+def dlrm(tables=2, width=3, **options):
+    return DLRM(2, tables, embedding_dim=width, bottom=[5], top=[4], **options)
+
+
+def batch(ids, tables=2, seed=0):
+    ids = np.repeat(np.asarray(ids, np.int64)[:, None], tables, axis=1)
+    dense = oracle.normals((len(ids), 2), seed=seed)
+    return cupyrec.data.Batch(dense, ids, (dense[:, :1] > 0).astype(np.float32))
+
+
+def trained(optimizer_class=optim.Adam, ids=IDS, **options):
+    model = dlrm(**options)
+    optimizer = optimizer_class(model.parameters(), 0.1)
+    for seed in range(3):
+        cupyrec.train_step(model, batch(ids, seed=seed), optimizer)
+    return model, optimizer
+
+
+def everything(model, optimizer):
+    """Bytes of all that a checkpoint keeps."""
+    (group,) = (group for _, group in model.named_groups())
+    rows = group.store.export_rows(0, len(group.store))
+    arrays = {**model.state_dict(), "tables": rows.tables, "ids": rows.ids, "vectors": rows.vectors}
+    arrays |= {f"row {key}": state for key, state in rows.states.items()}
+    for key, states in optimizer.state_arrays().items():
+        arrays |= {f"dense {key} {i}": state for i, state in enumerate(states)}
+    values = {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
+    return values | {"t": optimizer.t, "seed": group.seed, "initializer": group.initializer}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_round_trip_of_everything(name, tmp_path):
+    model, optimizer = trained(OPTIMIZERS[name])
+    model.embedding.group.initializer = Uniform(-0.25, 0.5)
+    config, progress = {"a": [1, 2.5, "é"], "b": {"c": None}}, {"step": 3, "best_auc": 0.1 + 0.2}
+    checkpoint.save(tmp_path / "c", model, optimizer, config=config, progress=progress)
+    fresh = dlrm()
+    again = OPTIMIZERS[name](fresh.parameters(), 0.1)
+    assert everything(fresh, again) != everything(model, optimizer)
+    cupyrec.random.set_step(77)
+    manifest = checkpoint.load(tmp_path / "c", fresh, again)
+    assert cupyrec.random.step() == 3
+    assert everything(fresh, again) == everything(model, optimizer)
+    assert (manifest["config"], manifest["progress"]) == (config, progress)
+    assert manifest["model"] == "DLRM"
+    assert manifest["optimizer"] == {"class": name, "t": 3}
+    # Both go on to the same bits, dropout and rows of new ids included.
+    for seed in range(3, 6):
+        for m, o in ((model, optimizer), (fresh, again)):
+            cupyrec.random.set_step(o.t)
+            cupyrec.train_step(m, batch([*IDS, 100 + seed], seed=seed), o)
+    assert everything(fresh, again) == everything(model, optimizer)
+    # What is loaded over is gone.
+    checkpoint.load(tmp_path / "c", model, optimizer)
+    checkpoint.save(tmp_path / "d", model, optimizer, config=config, progress=progress)
+    assert trial.files(tmp_path / "c") == trial.files(tmp_path / "d")
+
+
+def test_files_are_plain(tmp_path):
+    model, optimizer = trained(optim.Adagrad)
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    dense = safetensors.load_file(tmp_path / "c" / "dense.safetensors")
+    names = list(model.state_dict())
+    prefixes = ("parameter/", "optimizer/sum/")
+    assert sorted(dense) == sorted(prefix + name for prefix in prefixes for name in names)
+    np.testing.assert_array_equal(dense["parameter/top.weights.0"], model.top.weights[0].data)
+    parts = {
+        part: np.load(tmp_path / "c" / f"embedding.group.00000-of-00001.{part}.npy")
+        for part in ("tables", "ids", "vectors", "state.sum")
+    }
+    assert {part: (a.dtype.str, a.shape) for part, a in parts.items()} == {
+        "tables": ("<u4", (12,)), "ids": ("<i8", (12,)),
+        "vectors": ("<f4", (12, 3)), "state.sum": ("<f4", (12, 3)),
+    }  # fmt: skip
+    assert parts["ids"].tolist() == [i for i in IDS for _ in range(2)]  # in the order they came in
+    assert parts["tables"].tolist() == [0, 1] * 6
+    group = checkpoint.read_manifest(tmp_path / "c")["groups"][0]
+    assert (group["rows"], group["width"], group["state"]) == (12, 3, ["sum"])
+    assert len(list((tmp_path / "c").iterdir())) == 6
+
+
+def test_without_optimizer_state(tmp_path):
+    model, optimizer = trained(optim.Adam)
+    checkpoint.save(tmp_path / "model", model)
+    checkpoint.save(tmp_path / "both", model, optimizer)
+    names = {p.name for p in (tmp_path / "model").iterdir()}
+    assert not [name for name in names if "state" in name]
+    for name in ("model", "both"):
+        fresh = dlrm()
+        again = optim.Adam(fresh.parameters(), 0.1)
+        cupyrec.train_step(fresh, batch([3, 4]), again)
+        assert checkpoint.load(tmp_path / name, fresh)["groups"][0]["rows"] == 12
+        rows = fresh.embedding.group.store.export_rows(0, 12)
+        assert sorted(rows.states) == ["m", "v"]
+        assert not rows.states["m"].any()  # it starts anew
+        x = batch([*IDS, 99])
+        np.testing.assert_array_equal(
+            cupyrec.predict(fresh, (x.dense, x.ids)), cupyrec.predict(model, (x.dense, x.ids))
+        )
+    text = f"checkpoint.load: '{tmp_path / 'model'}' must have the state of Adam, got None."
+    with pytest.raises(ValueError, match=sentence(text)):
+        checkpoint.load(tmp_path / "model", fresh, again)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 65_535, 65_536, 65_537, 140_000])
+def test_any_number_of_rows(rows, tmp_path):
+    model = nn.MultiTableEmbedding(1, 1)
+    optimizer = optim.Adagrad(model.parameters(), 0.5)
+    ids = np.random.default_rng(0).permutation(rows).reshape(-1, 1) - 100
+    model(ids).sum().backward()
+    optimizer.step()
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    fresh = nn.MultiTableEmbedding(1, 1)
+    checkpoint.load(tmp_path / "c", fresh, optim.Adagrad(fresh.parameters(), 0.5))
+    got, expected = (m.group.store.export_rows(0, rows) for m in (fresh, model))
+    np.testing.assert_array_equal(got.ids, ids[:, 0])
+    np.testing.assert_array_equal(got.vectors, expected.vectors)
+    np.testing.assert_array_equal(got.states["sum"], expected.states["sum"])
+    fresh.eval()
+    np.testing.assert_array_equal(fresh(ids).numpy(), model.eval()(ids).numpy())
+
+
+class Both(nn.Module):
+    """Two groups, one of them without rows, under names that are no file names."""
+
+    def __init__(self):
+        self.tables = {"user/id": nn.MultiTableEmbedding(1, 2), "..": nn.MultiTableEmbedding(2, 3)}
+
+
+def test_several_groups_by_any_name(tmp_path):
+    model, fresh = Both(), Both()
+    model.tables["user/id"](np.array([[5], [6]]))
+    checkpoint.save(tmp_path / "c", model)
+    checkpoint.load(tmp_path / "c", fresh)
+    assert [len(group.store) for _, group in fresh.named_groups()] == [2, 0]
+    assert fresh.tables[".."].group.seed == model.tables[".."].group.seed
+    assert len(list((tmp_path / "c").iterdir())) == 8
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+# Damage
+
+
+def test_every_flipped_bit_and_missing_byte_is_found(tmp_path):
+    model, optimizer = trained(optim.Adagrad)
+    checkpoint.save(tmp_path / "c", model, optimizer, progress={"step": 3})
+    before = everything(model, optimizer)
+    generator = np.random.default_rng(0)
+    for file in sorted((tmp_path / "c").iterdir()):
+        content = file.read_bytes()
+        damaged = [content[:-1], content[: len(content) // 2], b"", content + b"x"]
+        for at in generator.integers(0, len(content), 40):
+            bit = 1 << int(generator.integers(8))
+            damaged.append(content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :])
+        for wrong in damaged:
+            file.write_bytes(wrong)
+            if file.name == "manifest.json" and same_json(wrong, content):
+                continue  # white space
+            with pytest.raises(ValueError, match=re.escape(str(tmp_path / "c"))):
+                checkpoint.load(tmp_path / "c", model, optimizer)
+        file.unlink()
+        with pytest.raises(FileNotFoundError, match=re.escape(str(file))):
+            checkpoint.load(tmp_path / "c", model, optimizer)
+        file.write_bytes(content)
+    assert everything(model, optimizer) == before
+    checkpoint.load(tmp_path / "c", model, optimizer)
+
+
+def same_json(a, b):
+    try:
+        return json.loads(a) == json.loads(b)
+    except ValueError:
+        return False
+
+
+def test_sentences_of_damage(tmp_path):
+    model = dlrm()
+    checkpoint.save(tmp_path / "c", model)
+    file = tmp_path / "c" / "dense.safetensors"
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:-3])
+    text = rf"checkpoint: '{re.escape(str(file))}' must have \{{'bytes': {size}, 'crc32': \d+\}}, "
+    text += rf"got \{{'bytes': {size - 3}, 'crc32': \d+\}}\."
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        checkpoint.verify(tmp_path / "c")
+    for content in ("", "{", "[]", "3", '{"model": "DLRM"}', "\udcff"):
+        (tmp_path / "c" / "manifest.json").write_bytes(content.encode(errors="surrogateescape"))
+        with pytest.raises(ValueError, match="manifest.json' must be a manifest in JSON, got "):
+            checkpoint.read_manifest(tmp_path / "c")
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    checkpoint.save(tmp_path / "c", dlrm())
+    manifest = json.loads((tmp_path / "c" / "manifest.json").read_text())
+    newer = manifest | {"format": 2, "cupyrec": "9.1", "crc32": None}
+    (tmp_path / "c" / "manifest.json").write_text(json.dumps(newer))
+    text = (
+        f"checkpoint: format of '{tmp_path / 'c'}' must be at most 1, got 2 "
+        f"(written by cupyrec 9.1; this is {cupyrec.__version__})."
+    )
+    with pytest.raises(ValueError, match=sentence(text)):
+        checkpoint.load(tmp_path / "c", dlrm())
+
+
+class Other(DLRM):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("model", "rule"),
+    [
+        (Other(2, 2, embedding_dim=3), "must be of model Other, got DLRM."),
+        (dlrm(width=4), "must have the model's groups [('embedding.group', 4)]"),
+        (dlrm(tables=3), "load_state_dict: 'top.weights.0' must have shape (4, 9), got (4, 6)."),
+        (DLRM(2, 2, embedding_dim=3, bottom=[5], top=[4, 4]), "must have optimizer/m/top.biases.2"),
+    ],
+)
+def test_another_model_is_refused_and_left_as_it_was(model, rule, tmp_path):
+    checkpoint.save(tmp_path / "c", *trained())
+    optimizer = optim.Adam(model.parameters(), 0.1)
+    tables = model.embedding.num_tables
+    cupyrec.train_step(model, batch([1, 2], tables), optimizer)
+    before = everything(model, optimizer)
+    with pytest.raises(ValueError, match=re.escape(rule)):
+        checkpoint.load(tmp_path / "c", model, optimizer)
+    assert everything(model, optimizer) == before
+
+
+def test_another_optimizer_is_refused(tmp_path):
+    model, optimizer = trained(optim.Adam)
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    other = optim.SGD(model.parameters(), 0.1)
+    before = everything(model, other)
+    text = f"checkpoint.load: '{tmp_path / 'c'}' must have the state of SGD, got Adam."
+    with pytest.raises(ValueError, match=sentence(text)):
+        checkpoint.load(tmp_path / "c", model, other)
+    assert everything(model, other) == before
+
+
+def test_an_optimizer_of_some_parameters_in_another_order(tmp_path):
+    def build():
+        model = dlrm()
+        return model, optim.Adam([*model.top.parameters(), model.bottom.weights[0]], 0.1)
+
+    model, optimizer = build()
+    cupyrec.train_step(model, batch(IDS), optimizer)
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    dense = safetensors.load_file(tmp_path / "c" / "dense.safetensors")
+    moments = optimizer.state_arrays()["m"]
+    np.testing.assert_array_equal(dense["optimizer/m/bottom.weights.0"], moments[-1])
+    assert moments[-1].any()
+    assert "optimizer/m/bottom.weights.1" not in dense
+    fresh, again = build()
+    checkpoint.load(tmp_path / "c", fresh, again)
+    np.testing.assert_array_equal(again.state_arrays()["m"][-1], moments[-1])
+    every = optim.Adam(fresh.parameters(), 0.1)
+    name = "optimizer/m/bottom.biases.0"
+    text = f"checkpoint.load: '{tmp_path / 'c'}' must have {name}, got no such array."
+    with pytest.raises(ValueError, match=sentence(text)):
+        checkpoint.load(tmp_path / "c", fresh, every)
+    text = "checkpoint: the optimizer's parameters must be the model's, got also [(2,)]."
+    with pytest.raises(ValueError, match=sentence(text)):
+        checkpoint.save(tmp_path / "d", model, optim.Adam([nn.Parameter([1.0, 2.0])], 0.1))
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+# Saving
+
+
+def test_what_exists_is_left_alone(tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "f").touch()
+    for name in "cf":
+        text = sentence(f"checkpoint.save: '{tmp_path / name}' must not exist yet.")
+        with pytest.raises(FileExistsError, match=text):
+            checkpoint.save(tmp_path / name, dlrm())
+    with pytest.raises(FileNotFoundError, match="must be a checkpoint folder, got no "):
+        checkpoint.load(tmp_path / "c", dlrm())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "f"]
+
+
+class FullDisk:
+    """A file that takes so many bytes and no more."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, data):
+        self.room[0] -= len(data)
+        if self.room[0] < 0:
+            raise OSError(28, "No space left on device")
+        return self.file.write(data)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    model, optimizer = trained()
+    checkpoint.save(tmp_path / "old", model, optimizer)
+    total = sum(len(content) for content in trial.files(tmp_path / "old").values())
+    real = open
+
+    def full(path, mode="r", *more, **options):
+        file = real(path, mode, *more, **options)
+        return FullDisk(file, room) if "w" in mode else file
+
+    monkeypatch.setattr(checkpoint, "open", full, raising=False)
+    monkeypatch.setattr(Path, "write_bytes", lambda path, data: full(path, "wb").write(data))
+    for share in (0, 0.2, 0.4, 0.5):
+        room = [int(share * total)]
+        with pytest.raises(OSError, match="No space left on device"):
+            checkpoint.save(tmp_path / "new", model, optimizer)
+        assert [p.name for p in tmp_path.iterdir()] == ["old"]
+    monkeypatch.undo()
+    for name in ("fsync", "rename"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+            patch.setattr(os, name, lambda *_: FullDisk(None, [0]).write(b"x"))
+            checkpoint.save(tmp_path / "new", model, optimizer)
+        assert [p.name for p in tmp_path.iterdir()] == ["old"]
+    checkpoint.load(tmp_path / "old", model, optimizer)
+
+
+def test_what_a_killed_save_left_is_cleared_by_the_next(tmp_path):
+    (tmp_path / ".c.tmp").mkdir()
+    (tmp_path / ".c.tmp" / "dense.safetensors").write_bytes(b"half")
+    (tmp_path / ".c.tmp" / "extra").touch()
+    checkpoint.save(tmp_path / "c", dlrm())
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+    assert checkpoint.verify(tmp_path / "c")["model"] == "DLRM"
+    assert "extra" not in trial.files(tmp_path / "c")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_not_saved(value, tmp_path):
+    model, optimizer = trained(optim.SGD)
+    model.bottom.weights[0].data[0, 0] = value
+    rule = "parameter/bottom.weights.0 must be finite, got 1 of 10 values that are not."
+    text = f"checkpoint.save: {rule}"
+    with pytest.raises(FloatingPointError, match=sentence(text)):
+        checkpoint.save(tmp_path / "c", model, optimizer)
+    model.bottom.weights[0].data[0, 0] = 0
+    optimizer.lr = 1e30
+    model.embedding(batch(IDS).ids).sum().backward(np.float32(1e30))
+    optimizer.step()
+    text = "checkpoint.save: vectors of embedding.group must be finite, got 36 of 36 values"
+    with pytest.raises(FloatingPointError, match=re.escape(text)):
+        checkpoint.save(tmp_path / "c", model, optimizer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
+    calls = []
+    real_sync, real_rename = checkpoint.sync, Path.rename
+    monkeypatch.setattr(checkpoint, "sync", lambda p: (calls.append(p), real_sync(p)))
+    monkeypatch.setattr(Path, "rename", lambda p, to: (calls.append("rename"), real_rename(p, to)))
+    checkpoint.save(tmp_path / "c", dlrm())
+    at = calls.index("rename")
+    names = {p.name for p in (tmp_path / "c").iterdir()}
+    assert {p.name for p in calls[:at]} == names | {".c.tmp"}
+    assert calls[at - 1].name == ".c.tmp"  # its entries, after what they name
+    assert calls[at + 1 :] == [tmp_path]
+
+
+def test_a_moved_checkpoint_loads(tmp_path):
+    model, optimizer = trained()
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    shutil.move(tmp_path / "c", tmp_path / "elsewhere")
+    fresh = dlrm()
+    again = optim.Adam(fresh.parameters(), 0.1)
+    checkpoint.load(str(tmp_path / "elsewhere"), fresh, again)
+    assert everything(fresh, again) == everything(model, optimizer)

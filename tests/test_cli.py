@@ -1,0 +1,180 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import trial
+
+import cupyrec
+from cupyrec import checkpoint, cli
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return trial.write_logs(tmp_path_factory.mktemp("logs"), rows=3000)
+
+
+def python(*arguments, **options):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)], env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+def test_help_and_version_load_neither_numpy_nor_numba():
+    script = (
+        "import sys\n"
+        "from cupyrec import cli\n"
+        "try: cli.main(sys.argv[1:])\n"
+        "except SystemExit as exit: assert exit.code == 0\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)\n"
+    )
+    started = [python("-c", script, *words) for words in (["--help"], ["--version"])]
+    (text, loaded), (version, _) = (process.communicate() for process in started)
+    for word in ("train", "evaluate", "predict", "data"):
+        assert f"    {word} " in text
+    assert version == f"{cupyrec.__version__}\n"
+    assert "cupyrec" in loaded
+    assert not {"numpy", "numba", "pyarrow", "safetensors", "tqdm"} & set(loaded.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["fly"], "argument COMMAND: invalid choice: 'fly'"),
+        (["train"], "the following arguments are required: --train"),
+        (
+            ["train", "--train", "x", "--epoch", "two"],
+            "must be an integer of at least 1, got 'two'",
+        ),
+        (
+            ["train", "--train", "x", "--batch-size", "0"],
+            "must be an integer of at least 1, got '0'",
+        ),
+        (["train", "--train", "x", "--lr", "much"], "argument --lr: invalid float value: 'much'"),
+        (["train", "--train", "x", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (
+            ["train", "--train", "x", "--out", "a", "--resume", "b"],
+            "train: --resume must come without",
+        ),
+        (["evaluate", "x"], "the following arguments are required: --data"),
+        (["predict", "x", "--data", "y"], "the following arguments are required: --output"),
+        (["data"], "the following arguments are required: KIND"),
+        (["data", "synthetic", "--out", "x"], "the following arguments are required: --rows"),
+    ],
+)
+def test_wrong_usage_exits_2(arguments, message, capsys):
+    assert trial.command(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "ranks", "code"),
+    [
+        ("OMPI_COMM_WORLD_SIZE", "2", 2),
+        ("PMI_SIZE", "3", 2),
+        ("PMI_SIZE", "many", 2),
+        ("OMPI_COMM_WORLD_SIZE", "1", 1),
+    ],
+)
+def test_more_than_one_rank_is_refused(variable, ranks, code, capsys, monkeypatch):
+    monkeypatch.setenv(variable, ranks)
+    assert trial.command("train", "--train", "no.tsv") == code
+    message = "no.tsv: must be a file, found nothing there."
+    if code == 2:
+        version = cupyrec.__version__
+        message = f"the launcher must start one rank in version {version}, got {ranks}."
+    assert capsys.readouterr().err == f"cupyrec: {message}\n"
+
+
+def test_main_is_the_command():
+    process = python("-m", "cupyrec", "train", "--train", "no.tsv")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    assert err == "cupyrec: no.tsv: must be a file, found nothing there.\n"
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_ended_by_a_signal_goes_on_to_the_same_bits(number, logs, tmp_path):
+    more = "--set", "training.save_every=50", "--set", "model.dropout=0.1"
+    arguments = "train", *logs, *trial.SMALL, *more
+    run = tmp_path / "run"
+    process = python(
+        "-m", "cupyrec", *arguments, "--out", run, "--epochs", 400,
+        # A shell that runs tests in the background may have made SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    wait_for(run / "last", process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert out == ""
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 130
+        assert "SIGINT: stopping after this step\n" in err
+        assert "cupyrec: stopped after step " in err
+        assert "Traceback" not in err
+    epochs = checkpoint.verify(run / "last")["progress"]["epoch"] + 1
+    assert epochs < 400
+    assert trial.command("train", *logs, "--resume", run, "--epochs", epochs) == 0
+    assert trial.command(*arguments, "--epochs", epochs, "--out", tmp_path / "whole") == 0
+    assert trial.files(run / "last") == trial.files(tmp_path / "whole" / "last")
+    assert trial.steps(run) == trial.steps(tmp_path / "whole")
+
+
+def test_a_reader_that_goes_away_is_no_traceback(logs, tmp_path):
+    process = python("-m", "cupyrec", "train", *logs, *trial.SMALL, "--out", tmp_path / "run")
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait() == 1
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err
+    assert checkpoint.verify(tmp_path / "run" / "last")["progress"]["epoch"] == 1
+    process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ValueError("f: must be 1, got 2."), 1, "cupyrec: f: must be 1, got 2.\n"),
+        (OSError(28, "No space left on device", "x"), 1, "No space left on device: 'x'\n"),
+        (MemoryError("Unable to allocate 1 PiB"), 1, "cupyrec: Unable to allocate 1 PiB\n"),
+        (FloatingPointError("nan"), 1, "cupyrec: nan\n"),
+        (cli.UsageError("no"), 2, "cupyrec: no\n"),
+        (KeyboardInterrupt(), 130, "cupyrec: interrupted\n"),
+        (KeyboardInterrupt("stopped after step 3"), 130, "cupyrec: stopped after step 3\n"),
+    ],
+)
+def test_exit_codes(error, code, message, capsys, monkeypatch):
+    def fail(options):
+        raise error
+
+    monkeypatch.setattr(cupyrec.commands, "train", fail)
+    assert trial.command("train", "--train", "x") == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.endswith(message)
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(cupyrec.commands, "train", lambda options: {}["no such key"])
+    with pytest.raises(KeyError, match="no such key"):
+        trial.command("train", "--train", "x")

@@ -1,0 +1,361 @@
+import csv
+import json
+import os
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trial
+from pyarrow import parquet
+
+import cupyrec
+from cupyrec import checkpoint, cpu, training
+from cupyrec.data import TSV
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return trial.write_logs(tmp_path_factory.mktemp("logs"))
+
+
+# What a run leaves
+
+
+def test_a_run_and_its_result(logs, tmp_path, capsys):
+    out = tmp_path / "new" / "run"
+    assert trial.train(logs, out, "--epochs", 2) == 0
+    stdout = capsys.readouterr().out
+    result = json.loads(stdout)  # one line, nothing else
+    assert result.keys() == {
+        "steps", "samples", "samples_per_second", "seconds",
+        "valid_auc", "best_step", "test_auc", "test_logloss",
+    }  # fmt: skip
+    assert (result["steps"], result["samples"]) == (20, 600)  # the batch of 12 rows too
+    assert {p.name for p in out.iterdir()} == {
+        "config.toml", "metrics.jsonl", "checkpoints", "last", "best",
+    }  # fmt: skip
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1]) == result
+    assert [line["step"] for line in trial.steps(out) if "valid_auc" in line] == [10, 20]
+    losses = [line for line in trial.steps(out) if "loss" in line]
+    assert [(line["step"], line["epoch"]) for line in losses] == [(10, 0), (20, 1)]
+    settings = tomllib.loads((out / "config.toml").read_text())
+    assert settings["model"]["embedding_dim"] == 4
+    assert settings["training"] == cupyrec.config.DEFAULTS["training"] | {
+        "batch_size": 32, "epochs": 2,
+    }  # fmt: skip
+    manifest = checkpoint.verify(out / "last")
+    assert manifest["config"] == {"settings": settings, "schema": trial.SCHEMA.to_dict()}
+    assert manifest["groups"][0]["rows"] == count_ids(logs)
+
+
+def count_ids(logs):
+    keys = set()
+    for batch in TSV(logs[1], trial.SCHEMA).batches(1000):
+        keys |= {(table, int(i)) for row in batch.ids for table, i in enumerate(row)}
+    return len(keys)
+
+
+def test_defaults_train_without_config_valid_test_or_out(logs, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert trial.command("train", "--train", logs[1], *logs[6:]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result.keys() == {"steps", "samples", "samples_per_second", "seconds"}
+    assert result["samples_per_second"] is None  # of one step, which compiles
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_same_seed_same_bits_whatever_the_threads(logs, tmp_path):
+    more = "--set", "model.dropout=0.2", "--batch-size", 256, "--epochs", 3
+    before = cpu.num_threads()
+    try:
+        for name, threads, seed in [("a", 1, 5), ("b", 2, 5), ("c", 3, 5), ("d", 2, 6)]:
+            cpu.set_num_threads(threads)
+            assert trial.train(logs, tmp_path / name, *more, "--seed", seed) == 0
+    finally:
+        cpu.set_num_threads(before)
+    a, b, c, d = (trial.files(tmp_path / name / "last") for name in "abcd")
+    assert len(a) == 6
+    assert a == b == c
+    assert trial.steps(tmp_path / "a") == trial.steps(tmp_path / "b")
+    same = {name for name in a if a[name] == d[name]}
+    # Other weights, the same rows in the same order.
+    assert same == {name for name in a if name.endswith(("ids.npy", "tables.npy"))}
+
+
+def test_several_files_are_one_log(logs, tmp_path):
+    text = Path(logs[1]).read_text().splitlines(keepends=True)
+    parts = [tmp_path / f"part{i}.tsv" for i in range(3)]
+    for part, cut in zip(parts, ([0, 1], [1, 77], [77, 300]), strict=True):
+        part.write_text("".join(text[slice(*cut)]))
+    rest = logs[2:]
+    assert trial.train(logs, tmp_path / "whole", "--epochs", 2) == 0
+    assert trial.train(["--train", *parts, *rest], tmp_path / "parts", "--epochs", 2) == 0
+    assert trial.files(tmp_path / "whole" / "last") == trial.files(tmp_path / "parts" / "last")
+
+
+def test_the_best_is_kept_and_measured(logs, tmp_path, capsys, monkeypatch):
+    aucs = iter([0.5, 0.7, 0.6, 0.7, 0.65])
+    real = training.evaluate
+
+    def evaluate(model, data, **options):
+        measured = real(model, data, **options)
+        return measured | {"auc": next(aucs, measured["auc"])}
+
+    monkeypatch.setattr(training, "evaluate", evaluate)
+    more = "--epochs", 9, "--set", "training.eval_every=5", "--set", "training.patience=3"
+    assert trial.train(logs, tmp_path / "run", *more) == 0
+    result = json.loads(capsys.readouterr().out)
+    # Evaluations at steps 5, 10, …; equal is not better; stopped after the third without a better.
+    assert (result["steps"], result["best_step"], result["valid_auc"]) == (25, 10, 0.7)
+    assert (tmp_path / "run" / "best").resolve().name == "step-10"
+    assert (tmp_path / "run" / "last").resolve().name == "step-25"
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+    monkeypatch.undo()
+    assert trial.command("evaluate", tmp_path / "run", "--data", logs[5]) == 0
+    assert json.loads(capsys.readouterr().out)["test_auc"] == pytest.approx(result["test_auc"])
+    # A run that stopped early and is resumed stops at once.
+    assert trial.command("train", *logs, "--resume", tmp_path / "run") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["steps"], again["samples"]) == (25, 0)
+    assert again["test_auc"] == result["test_auc"]
+
+
+def test_an_evaluation_that_falls_on_an_epochs_end_is_done_once(logs, tmp_path):
+    more = "--epochs", 2, "--set", "training.eval_every=5", "--set", "training.save_every=2"
+    assert trial.train(logs, tmp_path / "run", *more) == 0
+    evaluated = [line["step"] for line in trial.steps(tmp_path / "run") if "valid_auc" in line]
+    assert evaluated == [5, 10, 15, 20]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--model", "dln"], "train: --model must be one of ['dlrm'], got 'dln'."),
+        (["--set", "model.name=5"], "train: --model must be one of ['dlrm'], got '5'."),
+        (["--optimizer", "adm"], "train: --optimizer must be one of"),
+        (["--set", "training.epoch=2"], "got 'epoch'; did you mean 'epochs'?"),
+        (["--set", "model.tops=[2]"], "got 'tops'; did you mean 'top'?"),
+        (["--set", "modl.top=[2]"], "got 'modl'; did you mean 'model'?"),
+        (["--set", "lr=2"], "config: a setting must be SECTION.KEY=VALUE, got 'lr=2'."),
+        (["--set", "training.seed=1.5"], "[training] seed must be int like 0, got 1.5."),
+        (["--set", "training.batch_size=0"], "'batch_size' must be at least 1, got 0."),
+        (["--set", "training.patience=-1"], "patience must be finite and not negative, got -1."),
+        (["--lr", "nan"], "[optimizer] lr must be finite and not negative, got nan."),
+        (["--seed", "-1"], "[training] seed must be finite and not negative, got -1."),
+        (["--set", "model.top=[0]"], "FusedMLP: 'hidden_features' must be at least 1, got 0."),
+        (["--set", 'model.top=["x"]'], "FusedMLP: 'hidden_features' must be an integer, got 'x'."),
+        (["--set", "model.dropout=1.0"], "must lie in [0, 1), got 1.0."),
+        (["--set", "optimizer.warmup_steps=9", "--set", "optimizer.decay_steps=2"], "warm-up"),
+        (["--device", "cuda"], "--device must be cpu in cupyrec"),
+        (["--config", "model.toml"], "config: 'model' must be a section [model], got 'dlrm'."),
+        (["--config", "broken.toml"], "config: 'broken.toml' must be TOML, got "),
+    ],
+)
+def test_wrong_usage(more, message, logs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model.toml").write_text('model = "dlrm"\n')
+    Path("broken.toml").write_text("[model\n")
+    Path("run").mkdir()
+    Path("run", "metrics.jsonl").write_text("precious\n")
+    assert trial.train(logs, "run", "--overwrite", *more) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("cupyrec: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert Path("run", "metrics.jsonl").read_text() == "precious\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, ": must be a file, found nothing there."),
+        ("", ": must have at least one row, got an empty file."),
+        ("1\t0.5\t7\n", ", line 1, column 'item': a line must have 4 columns, got 3."),
+        ("1\t0.5\t7\tff\nyes\t0.5\t7\tff\n", ", line 2, column 'click': the label must be 0 or 1"),
+        ("1\tnan\t7\tff\n", ", line 1, column 'price': must be a finite number, got 'nan'."),
+    ],
+)
+def test_bad_data(content, message, logs, tmp_path, capsys):
+    bad = tmp_path / "bad.tsv"
+    if content is not None:
+        bad.write_text(content)
+    run = tmp_path / "run"
+    assert trial.train(logs, run, "--valid", bad) == 1
+    assert capsys.readouterr().err == f"cupyrec: {bad}{message}\n" or content.startswith(
+        "1\t0.5\t7\tff"
+    )
+    good = tmp_path / "good"
+    assert trial.train(logs, good) == 0
+    capsys.readouterr()
+    for command in (["evaluate"], ["predict", "--output", tmp_path / "p.npy"]):
+        code = trial.command(command[0], good, "--data", bad, *command[1:])
+        if command[0] == "predict" and content and "yes" in content:
+            assert code == 0  # it looks at no label
+            continue
+        assert code == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"cupyrec: {bad}{message}")
+        assert captured.err.count("\n") == 1
+        assert not (tmp_path / "p.npy").exists()
+
+
+def test_no_run_to_resume(logs, tmp_path, capsys):
+    assert trial.command("train", *logs, "--resume", tmp_path / "none") == 1
+    path = tmp_path / "none" / "config.toml"
+    message = f"cupyrec: config: '{path}' must be a file, found nothing there.\n"
+    assert capsys.readouterr().err == message
+    assert list(tmp_path.iterdir()) == []
+    path.parent.mkdir()
+    path.touch()  # killed before its first checkpoint
+    assert trial.command("train", *logs, "--resume", path.parent) == 1
+    assert "none/last' must be a checkpoint folder, got no " in capsys.readouterr().err
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_out_is_not_overwritten_unasked(logs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert trial.train(logs, out, "--epochs", 2) == 0
+    (out / "notes.txt").write_text("mine")
+    (out / "checkpoints" / "mine").mkdir()
+    before = trial.files(out / "last")
+    assert trial.train(logs, out) == 2
+    assert "Give --resume or --overwrite.\n" in capsys.readouterr().err
+    assert trial.files(out / "last") == before
+    assert trial.train(logs, out, "--overwrite") == 0
+    assert trial.train(logs, tmp_path / "fresh") == 0
+    assert trial.files(out / "last") == trial.files(tmp_path / "fresh" / "last")
+    assert trial.steps(out) == trial.steps(tmp_path / "fresh")
+    assert (out / "notes.txt").read_text() == "mine"
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["mine", "step-10"]
+    (tmp_path / "empty").mkdir()
+    assert trial.train(logs, tmp_path / "empty") == 0
+    assert trial.train(logs, out / "notes.txt") == 1
+    assert (
+        f"RunFolder: '{out / 'notes.txt'}' must be a folder, got a file.\n"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_loss_that_is_not_finite_stops_and_overwrites_nothing(logs, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert trial.train(logs, run) == 0
+    best, last = (trial.files(run / name) for name in ("best", "last"))
+    capsys.readouterr()
+    spoil = "--lr", "1e30", "--epochs", 2
+    for more in ([], ["--set", "training.save_every=1"], ["--set", "optimizer.clip_norm=1e9"]):
+        assert trial.command("train", *logs, "--resume", run, *spoil, *more) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "step 1" in captured.err
+        assert "finite" in captured.err
+        assert "Try a smaller learning rate" in captured.err or "gradient norm" in captured.err
+        assert "Traceback" not in captured.err
+        assert (trial.files(run / "best"), trial.files(run / "last")) == (best, last)
+    assert trial.command("evaluate", run, "--data", logs[5]) == 0
+    assert trial.command("train", *logs, "--resume", run, "--lr", 0.05, "--set",
+                        "training.save_every=0", "--set", "optimizer.clip_norm=0") == 0  # fmt: skip
+
+
+# Evaluating and predicting
+
+
+def test_predictions_in_three_formats(logs, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert trial.train(logs, run, "--epochs", 2) == 0
+    best = trial.files(run / "best")
+    capsys.readouterr()
+    for suffix in ("npy", "parquet", "csv"):
+        output = tmp_path / "new" / f"p.{suffix}"
+        arguments = ["predict", run, "--data", logs[5], logs[3], "--output", output]
+        assert trial.command(*arguments) == 0
+        assert json.loads(capsys.readouterr().out) == {"rows": 400, "output": str(output)}
+        assert trial.command(*arguments) == 2  # it exists
+        assert trial.command(*arguments, "--overwrite", "--batch-size", 7) == 0
+        capsys.readouterr()
+    assert sorted(p.name for p in output.parent.iterdir()) == ["p.csv", "p.npy", "p.parquet"]
+    got = np.load(output.with_suffix(".npy"))
+    assert (got.shape, got.dtype) == ((400,), np.float32)
+    table = parquet.read_table(output.with_suffix(".parquet"))
+    np.testing.assert_array_equal(table["probability"].to_numpy(), got)
+    with open(output) as stream:
+        rows = [np.float32(row["probability"]) for row in csv.DictReader(stream)]
+    np.testing.assert_array_equal(rows, got)
+
+    model = cupyrec.models.DLRM(1, 3, embedding_dim=4, bottom=[8], top=[8])
+    checkpoint.load(run / "best", model)
+    data = TSV([logs[5], logs[3]], trial.SCHEMA)
+    np.testing.assert_allclose(got, cupyrec.predict(model, data), rtol=1e-6)
+    assert trial.files(run / "best") == best
+    assert trial.command("predict", run, "--data", logs[5], "--output", "p.txt") == 2
+    assert "predict: --output must end in .npy, .parquet or .csv" in capsys.readouterr().err
+
+
+def test_evaluation_of_a_run_or_of_one_checkpoint(logs, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert trial.train(logs, run, "--epochs", 2) == 0
+    result = json.loads(capsys.readouterr().out)
+    one_class = tmp_path / "one.tsv"
+    one_class.write_text("1\t0.5\t1\tff\n" * 3)
+    measured = []
+    for path in (run, run / "best", run / "best" / ".." / (run / "best").resolve().name):
+        assert trial.command("evaluate", path, "--data", logs[5]) == 0
+        measured.append(json.loads(capsys.readouterr().out))
+        assert measured[-1].keys() == {
+            "test_auc", "test_logloss", "samples_per_second", "seconds",
+        }  # fmt: skip
+        assert measured[-1]["test_auc"] == result["test_auc"]
+        assert measured[-1]["test_logloss"] == pytest.approx(result["test_logloss"])
+    assert trial.command("evaluate", run, "--data", one_class) == 0
+    assert json.loads(capsys.readouterr().out)["test_auc"] is None
+    for wrong in (tmp_path, tmp_path / "none", logs[1]):
+        assert trial.command("evaluate", wrong, "--data", logs[5]) == 1
+        assert f"checkpoint: '{wrong}' must be a checkpoint folder" in capsys.readouterr().err
+    checkpoint.save(tmp_path / "bare", cupyrec.models.DLRM(1, 3))
+    assert trial.command("evaluate", tmp_path / "bare", "--data", logs[5]) == 1
+    assert "must be written by `cupyrec train`, got no config." in capsys.readouterr().err
+
+
+def test_a_failing_write_of_predictions_leaves_nothing(logs, tmp_path, capsys, monkeypatch):
+    run, output = tmp_path / "run", tmp_path / "p" / "p.npy"
+    assert trial.train(logs, run) == 0
+
+    def full(path, array):
+        Path(path).write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    assert trial.command("predict", run, "--data", logs[5], "--output", output) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert list(output.parent.iterdir()) == []
+
+
+def test_data_commands(tmp_path, capsys):
+    out = tmp_path / "clicks.tsv.gz"
+    assert trial.command("data", "synthetic", "--rows", 200, "--out", out, "--seed", 3) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rows"] == 200
+    assert 0.5 < printed["best_auc"] < 1
+    rows = sum(len(b) for b in TSV(out, cupyrec.data.criteo_schema()).batches(64))
+    assert rows == 200
+    wheel = tmp_path / "none.whl"
+    assert trial.command("data", "movielens-100k", "--wheel", wheel, "--out", tmp_path) == 1
+    assert str(wheel) in capsys.readouterr().err
+
+
+def test_real_clicks(tmp_path, capsys):
+    if "CUPYREC_DATA" not in os.environ:
+        pytest.skip("CUPYREC_DATA names no folder of real data")
+    folder = Path(os.environ["CUPYREC_DATA"], "criteo")
+    # The smaller part, which is later, foretells the larger one; the part for tests stays unread.
+    train, valid = folder / "valid.tsv.gz", folder / "train.tsv.gz"
+    assert trial.command("train", "--train", train, "--valid", valid, "--epochs", 2) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["steps"], result["samples"]) == (20, 2 * 9795)
+    assert result["valid_auc"] > 0.69

@@ -1,0 +1,83 @@
+import itertools
+
+import numpy as np
+import oracle
+import pytest
+from oracle import sentence
+
+import cupyrec
+from cupyrec import nn
+
+
+@pytest.mark.parametrize("self_interaction", [False, True])
+@pytest.mark.parametrize("concat", [False, True])
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("features", [1, 5])
+def test_columns_stand_as_the_formula_says(features, self_interaction, concat, padding):
+    layer = nn.FusedDotInteraction(self_interaction, concat, padding)
+    dense, sparse = oracle.normals((3, 4)), oracle.normals((3, features, 4), seed=1)
+    expected = oracle.dot_interaction(dense, sparse, self_interaction, concat, padding)
+    inputs = [cupyrec.Tensor(x, requires_grad=True) for x in (dense, sparse)]
+    got = layer(*inputs)
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert layer.width(features + 1, 4) == expected.shape[1]
+    grad = oracle.normals(expected.shape, seed=2)
+    got.backward(grad)
+    truth = oracle.dot_interaction_gradient(grad, dense, sparse, self_interaction, concat)
+    for tensor, gradient in zip(inputs, truth, strict=True):
+        np.testing.assert_allclose(tensor.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_without_dense():
+    sparse = oracle.normals((3, 4, 2))
+    layer = nn.FusedDotInteraction(output_concat=False)
+    expected = oracle.dot_interaction(None, sparse, concat=False)
+    np.testing.assert_allclose(layer(None, sparse), expected, rtol=1e-5, atol=1e-6)
+    assert layer.width(4, 2) == 6
+
+
+@pytest.mark.parametrize("features", [1, 2, 6])
+@pytest.mark.parametrize("with_dense", [False, True])
+def test_sum_pooling_adds_up_all_pairs(features, with_dense):
+    dense = oracle.normals((5, 3), np.float64) if with_dense else None
+    sparse = oracle.normals((5, features, 3), np.float64, seed=1)
+    layer = nn.FusedDotInteraction(output_concat=False, pooling="sum")
+    stacked = [sparse[:, f] for f in range(features)] + ([dense] if with_dense else [])
+    expected = np.zeros((5, 1))
+    for a, b in itertools.combinations(stacked, 2):
+        expected += (a * b).sum(axis=1, keepdims=True)
+    got = layer(dense, sparse)
+    assert got.shape == (5, 1)
+    np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
+    assert layer.width(features + with_dense, 3) == 1
+    assert layer(dense, cupyrec.Tensor(sparse)).shape == (5, 1)
+
+
+def test_gradient_of_sum_pooling():
+    layer = nn.FusedDotInteraction(output_concat=False, pooling="sum")
+    inputs = [oracle.normals((4, 3), np.float64), oracle.normals((4, 2, 3), np.float64, seed=1)]
+    assert cupyrec.testing.gradcheck(layer, inputs)
+
+
+@pytest.mark.parametrize("pooling", ["none", "sum"])
+def test_no_rows(pooling):
+    layer = nn.FusedDotInteraction(output_concat=pooling == "none", pooling=pooling)
+    dense, sparse = np.zeros((0, 4), np.float32), np.zeros((0, 3, 4), np.float32)
+    assert layer(dense, sparse).shape == (0, layer.width(4, 4))
+
+
+def test_what_is_refused():
+    text = "FusedDotInteraction: 'pooling' must be 'none' or 'sum', got 'mean'."
+    with pytest.raises(ValueError, match=sentence(text)):
+        nn.FusedDotInteraction(pooling="mean")
+    for options in ((True, False, 0), (False, True, 0), (False, False, 2)):
+        text = (
+            "FusedDotInteraction: pooling='sum' takes no self_interaction, output_concat or "
+            f"output_padding, got {options[0]}, {options[1]}, {options[2]}."
+        )
+        with pytest.raises(ValueError, match=sentence(text)):
+            nn.FusedDotInteraction(*options, pooling="sum")
+    with pytest.raises(
+        ValueError, match=r"^dot_interaction: 'sparse' must have D = 4 like 'dense'"
+    ):
+        nn.FusedDotInteraction()(np.zeros((2, 4), np.float32), np.zeros((2, 3, 5), np.float32))

@@ -1,0 +1,193 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import sentence
+
+from cupyrec.embedding import MemoryStore, Rows, StatePart, memory_store
+
+ENDS = [-(2**63), -1, 0, 1, 2**63 - 1]
+
+
+def numbered(width):
+    """Vectors that tell of their key."""
+
+    def initial(tables, ids):
+        key = (tables.astype(np.int64) * 1000 + ids % 1000)[:, None]
+        return (key + np.arange(width) / 8).astype(np.float32)
+
+    return initial
+
+
+def keys(pairs):
+    return np.array([t for t, _ in pairs], np.uint32), np.array([i for _, i in pairs], np.int64)
+
+
+def vectors(store, rows):
+    out = np.empty((len(rows), store.width), np.float32)
+    store.gather(rows, np.arange(len(rows)), np.empty((0, store.width), np.float32), out)
+    return out
+
+
+key = st.tuples(st.integers(0, 3), st.sampled_from([*ENDS, 7, 8, 9, 10**12]))
+
+
+@given(st.lists(st.lists(key, unique=True, max_size=9), max_size=6), st.integers(1, 5))
+def test_against_a_dict(batches, width):
+    store, known = MemoryStore(width), {}
+    for batch in batches:
+        tables, ids = keys(batch)
+        before = store.find(tables, ids)
+        assert before.tolist() == [known.get(pair, -1) for pair in batch]
+        for pair in batch:
+            known.setdefault(pair, len(known))
+        rows = store.find_or_insert(tables, ids, numbered(width))
+        assert rows.tolist() == [known[pair] for pair in batch]
+        np.testing.assert_array_equal(vectors(store, rows), numbered(width)(tables, ids))
+    assert len(store) == len(known)
+    exported = store.export_rows(0, len(store))
+    pairs = list(zip(exported.tables.tolist(), exported.ids.tolist(), strict=True))
+    assert pairs == list(known)
+    assert exported.vectors.dtype == np.float32
+    np.testing.assert_array_equal(exported.vectors, numbered(width)(*keys(pairs)))
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of 4 rows of 8 floats."""
+    monkeypatch.setattr(memory_store, "_CHUNK_BYTES", 128)
+
+
+STATE = StatePart("sum", 3, 0.5), StatePart("more", 1, -1.0)
+
+
+def test_growth_over_chunks_moves_nothing(small_chunks):
+    store = MemoryStore(3)
+    store.set_state(STATE)
+    addresses = []
+    for first in range(0, 40, 5):  # chunks are filled in the middle of a call
+        tables, ids = np.zeros(5, np.uint32), np.arange(first, first + 5)
+        store.find_or_insert(tables, ids, numbered(3))
+        addresses.append(store._memory.chunks.tolist())
+    assert len(addresses[-1]) == 10
+    assert all(
+        now[: len(before)] == before for before, now in zip(addresses, addresses[1:], strict=False)
+    )
+    every = store.export_rows(0, 40)
+    for first, stop in [(0, 40), (3, 4), (3, 5), (4, 8), (7, 33), (39, 40), (0, 0), (40, 40)]:
+        part = store.export_rows(first, stop)
+        np.testing.assert_array_equal(part.ids, np.arange(first, stop))
+        np.testing.assert_array_equal(part.vectors, numbered(3)(part.tables, part.ids))
+        for name in ("sum", "more"):
+            np.testing.assert_array_equal(part.states[name], every.states[name][first:stop])
+    assert (every.states["sum"] == 0.5).all()
+    assert (every.states["more"] == -1).all()
+    assert every.states["more"].shape == (40, 1)
+
+
+def test_update_changes_the_rows_given(small_chunks):
+    store = MemoryStore(3)
+    store.set_state(STATE)
+    ids = np.arange(20)
+    store.find_or_insert(np.zeros(20, np.uint32), ids, numbered(3))
+    before = store.export_rows(0, 20)
+
+    def rule(memory, rows):
+        assert rows.tolist() == [17, 2]
+        memory_rows = store._chunks[4][1], store._chunks[0][2]
+        for row in memory_rows:
+            row[:3] = 99
+            row[3:6] = 7
+
+    store.update(np.array([17, 2]), rule)
+    after = store.export_rows(0, 20)
+    changed = [2, 17]
+    rest = np.delete(ids, changed)
+    np.testing.assert_array_equal(after.vectors[changed], np.full((2, 3), 99))
+    np.testing.assert_array_equal(after.states["sum"][changed], np.full((2, 3), 7))
+    np.testing.assert_array_equal(after.states["more"], before.states["more"])
+    np.testing.assert_array_equal(after.vectors[rest], before.vectors[rest])
+
+
+def test_state_that_is_known_keeps_its_values(small_chunks):
+    store = MemoryStore(3)
+    store.set_state(STATE)
+    store.find_or_insert(np.zeros(9, np.uint32), np.arange(9), numbered(3))
+    store.update(np.array([0]), lambda memory, rows: store._chunks[0][0, 3:6].fill(8))
+    before = store.export_rows(0, 9)
+    memory = store._memory
+    store.set_state(STATE)
+    assert store._memory is memory  # nothing to do
+    store.set_state((StatePart("new", 5, 2.0), STATE[0]))
+    after = store.export_rows(0, 9)
+    assert list(after.states) == ["new", "sum"]
+    assert (after.states["new"] == 2).all()
+    np.testing.assert_array_equal(after.states["sum"], before.states["sum"])
+    np.testing.assert_array_equal(after.vectors, before.vectors)
+    np.testing.assert_array_equal(after.ids, before.ids)
+    store.set_state(())
+    assert store.export_rows(0, 9).states == {}
+    np.testing.assert_array_equal(store.find(before.tables, before.ids), np.arange(9))
+
+
+def test_exports_are_copies():
+    store = MemoryStore(2)
+    store.set_state((StatePart("s", 2, 0.0),))
+    store.find_or_insert(np.zeros(3, np.uint32), np.arange(3), numbered(2))
+    first = store.export_rows(0, 3)
+    for array in (first.tables, first.ids, first.vectors, first.states["s"]):
+        array[...] = 77
+    assert store.export_rows(0, 3).ids.tolist() == [0, 1, 2]
+    assert not (store.export_rows(0, 3).vectors == 77).any()
+    assert not store.export_rows(0, 3).states["s"].any()
+
+
+def test_what_was_imported_is_exported():
+    tables, ids = keys([(t, i) for t in (0, 2**32 - 1) for i in ENDS])
+    generator = np.random.default_rng(0)
+    values = {name: generator.normal(size=(10, 2)).astype(np.float32) for name in "vm"}
+    store = MemoryStore(2)
+    store.set_state((StatePart("m", 2, 0.0), StatePart("n", 1, 3.0)))
+    store.import_rows(Rows(tables, ids, values["v"], {"m": values["m"], "unknown": values["m"]}))
+    got = store.export_rows(0, 10)
+    np.testing.assert_array_equal(got.tables, tables)
+    np.testing.assert_array_equal(got.ids, ids)
+    np.testing.assert_array_equal(got.vectors, values["v"])
+    np.testing.assert_array_equal(got.states["m"], values["m"])
+    np.testing.assert_array_equal(got.states["n"], np.full((10, 1), 3))
+    assert store.find(tables[::-1].copy(), ids[::-1].copy()).tolist() == list(range(9, -1, -1))
+
+
+def test_bytes_grow_with_rows():
+    store = MemoryStore(4)
+    sizes = [store.nbytes]
+    for n in (10, 10_000):
+        store.find_or_insert(np.full(n, n, np.uint32), np.arange(n), numbered(4))
+        sizes.append(store.nbytes)
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert sizes[2] >= 10_010 * (4 * 4 + 12 + 8)
+
+
+def test_what_is_refused():
+    store = MemoryStore(3)
+    tables, ids = keys([(0, 1), (0, 2)])
+    store.find_or_insert(tables, ids, numbered(3))
+    for first, stop in [(-1, 1), (0, 3), (2, 1), (3, 3)]:
+        text = f"export_rows: 0 <= first <= stop <= 2 must hold, got {first}, {stop}."
+        with pytest.raises(ValueError, match=sentence(text)):
+            store.export_rows(first, stop)
+    for width in (0, -1):
+        text = f"MemoryStore: 'width' must be at least 1, got {width}."
+        with pytest.raises(ValueError, match=sentence(text)):
+            MemoryStore(width)
+    with pytest.raises(TypeError, match="'ids' must be int64, got float64"):
+        store.find(tables, ids.astype(float))
+    with pytest.raises(TypeError, match="'tables' must be uint32, got int64"):
+        store.find_or_insert(tables.astype(np.int64), ids, numbered(3))
+    text = "import_rows: 'vectors' must have axes (N, 3), got shape (2, 2)."
+    with pytest.raises(ValueError, match=sentence(text)):
+        store.import_rows(Rows(tables, ids + 5, np.zeros((2, 2), np.float32), {}))
+    text = "import_rows: 'ids' must have N = 2 like 'tables', got shape (1,)."
+    with pytest.raises(ValueError, match=sentence(text)):
+        store.import_rows(Rows(tables, ids[:1], np.zeros((2, 3), np.float32), {}))
+    assert len(store) == 2

@@ -1,0 +1,122 @@
+import math
+
+import numpy as np
+import oracle
+import pytest
+from oracle import sentence
+
+import cupyrec
+from cupyrec import nn, random
+
+
+def seeded(*arguments, **options):
+    cupyrec.manual_seed(5)
+    return nn.FusedMLP(*arguments, **options)
+
+
+@pytest.mark.parametrize("hidden", [[], [7], [5, 1, 6]])
+@pytest.mark.parametrize("linear", [False, True])
+def test_values_and_gradients_against_loops(hidden, linear):
+    mlp = seeded(3, hidden, 4, skip_final_activation=linear)
+    x = oracle.normals((9, 3))
+    weights, biases = [w.data for w in mlp.weights], [b.data for b in mlp.biases]
+    ones, zeros = [1] * len(weights), [0] * len(weights)
+    layers = oracle.mlp(x, weights, biases, ones, zeros, linear)
+    tensor = cupyrec.Tensor(x, requires_grad=True)
+    y = mlp(tensor)
+    np.testing.assert_allclose(y.numpy(), layers[-1], rtol=1e-5, atol=1e-6)
+    dy = oracle.normals(y.shape, seed=1)
+    y.backward(dy)
+    dx, dweights, dbiases = oracle.mlp_gradient(dy, layers, weights, zeros, linear)
+    np.testing.assert_allclose(tensor.grad, dx, rtol=1e-4, atol=1e-5)
+    for got, expected in zip([*mlp.weights, *mlp.biases], [*dweights, *dbiases], strict=True):
+        np.testing.assert_allclose(got.grad, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_names_and_true_shapes():
+    state = seeded(13, [5, 6], 1).state_dict()
+    assert {name: array.shape for name, array in state.items()} == {
+        "weights.0": (5, 13), "weights.1": (6, 5), "weights.2": (1, 6),
+        "biases.0": (5,), "biases.1": (6,), "biases.2": (1,),
+    }  # fmt: skip
+    assert {array.dtype for array in state.values()} == {np.dtype(np.float32)}
+
+
+def test_first_values_are_uniform_in_fan_in():
+    mlp = seeded(100, [400], 300)
+    for array, fan_in in zip((mlp.weights[0].data, mlp.weights[1].data), (100, 400), strict=True):
+        bound = 1 / math.sqrt(fan_in)
+        assert 0.99 * bound < np.abs(array).max() <= bound
+        assert abs(array.mean()) < 0.02 * bound
+        assert array.std() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    assert 0.9 / 10 < np.abs(mlp.biases[0].data).max() <= 1 / 10
+    again, other = seeded(100, [400], 300), nn.FusedMLP(100, [400], 300)
+    assert (
+        again.weights[0].data.tobytes()
+        == mlp.weights[0].data.tobytes()
+        != other.weights[0].data.tobytes()
+    )
+    assert again.dropout_seed == mlp.dropout_seed != other.dropout_seed
+
+
+def test_dropout_keeps_what_philox_says_and_only_in_training():
+    mlp = seeded(4, [70, 33], 5, hidden_dropout_rate=[0.25, 0.5], out_dropout_rate=0.1)
+    x, step = oracle.normals((6, 4)), 11
+    random.set_step(step)
+    try:
+        got = mlp(x).numpy()
+        again = mlp(x).numpy()
+        random.set_step(step + 1)
+        assert not np.array_equal(mlp(x).numpy(), got)
+    finally:
+        random.set_step(0)
+    rates = [0.25, 0.5, 0.1]
+    keeps = [
+        oracle.keep(6, width, rate, mlp.dropout_seed, step, layer)
+        for layer, (width, rate) in enumerate(zip([70, 33, 5], rates, strict=True))
+    ]
+    weights, biases = [w.data for w in mlp.weights], [b.data for b in mlp.biases]
+    expected = oracle.mlp(x, weights, biases, keeps, rates, False)[-1]
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(got, again)
+    ones, zeros = [1] * 3, [0] * 3
+    expected = oracle.mlp(x, weights, biases, ones, zeros, False)[-1]
+    np.testing.assert_allclose(mlp.eval()(x).numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_one_rate_is_for_all_hidden_layers_and_none_for_a_linear_end():
+    assert seeded(2, [3, 3], 1, 0.5).dropout_rates == [0.5, 0.5, 0.0]
+    assert seeded(2, [], 1, 0.5).dropout_rates == [0.0]
+    mlp = seeded(2, [], 3, out_dropout_rate=0.9, skip_final_activation=True)
+    x = oracle.normals((5, 2))
+    np.testing.assert_array_equal(mlp(x).numpy(), mlp.eval()(x).numpy())
+    assert mlp(x[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "text"),
+    [
+        ((0, [], 1), {}, ValueError, "'in_features' must be at least 1, got 0."),
+        ((1, [2, -1], 1), {}, ValueError, "'hidden_features' must be at least 1, got -1."),
+        ((1, [2], 1.5), {}, TypeError, "'out_features' must be an integer, got 1.5."),
+        (
+            (1, [2], 1, [0.1, 0.2]), {}, ValueError,
+            "'hidden_dropout_rate' must be one a hidden layer (1), got 2.",
+        ),
+        ((1, [2], 1, 1.0), {}, ValueError, "'hidden_dropout_rate' must lie in [0, 1), got 1.0."),
+        ((1, [2], 1, "x"), {}, TypeError, "'hidden_dropout_rate' must be a number, got 'x'."),
+        (
+            (1, [2], 1), {"out_dropout_rate": -0.1}, ValueError,
+            "'out_dropout_rate' must lie in [0, 1), got -0.1.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_refused(arguments, options, error, text):
+    with pytest.raises(error, match=sentence(f"FusedMLP: {text}")):
+        nn.FusedMLP(*arguments, **options)
+
+
+def test_an_input_of_another_width():
+    text = "fused_mlp: 'weights[0]' must have axes (N, 4), got shape (1, 3)."
+    with pytest.raises(ValueError, match=sentence(text)):
+        seeded(3, [], 1)(np.zeros((2, 4), np.float32))
