@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import math
-import queue
 import signal
 import threading
 import time
@@ -76,6 +75,21 @@ class Progress:
     loss_sum: float = 0.0  # since the last line of metrics
     loss_count: int = 0
 
+    def count(self, loss: float, last: bool) -> None:
+        """Count a step; `last` says that it was the epoch's.
+
+        Examples
+        --------
+        >>> progress = Progress()
+        >>> progress.count(0.5, last=True)
+        >>> progress.step, progress.epoch, progress.batch
+        (1, 1, 0)
+        """
+        self.step += 1
+        self.epoch, self.batch = (self.epoch + 1, 0) if last else (self.epoch, self.batch + 1)
+        self.loss_sum += loss
+        self.loss_count += 1
+
 
 def fit(
     model: Module,
@@ -141,89 +155,102 @@ def fit(
     train, valid = _dataset(train), None if valid is None else _dataset(valid)
     optimizer = Adagrad(model.parameters(), lr=0.02) if optimizer is None else optimizer
     progress = Progress() if progress is None else progress
+    job = _Job(model, optimizer, valid, run, progress, callbacks)
     clock = _Clock()
     random.set_step(optimizer.t)  # whatever was trained before in this process
     if not model.training:
         model.train()
 
-    def log(**line: Any) -> None:
-        if run is not None:
-            run.log(**line)
-        for callback in callbacks:
-            callback(line)
-
-    def log_loss() -> None:
-        if progress.loss_count:
-            mean = progress.loss_sum / progress.loss_count
-            progress.loss_sum, progress.loss_count = 0.0, 0
-            lr = optimizer.lr * (optimizer.schedule(optimizer.t) if optimizer.schedule else 1.0)
-            log(step=progress.step, epoch=progress.epoch, loss=mean, lr=lr)
-
-    def check_point(batch: Batch, evaluating: bool) -> None:
-        """Evaluate if it is time to and there is `valid`, and save."""
-        _check_update(model, batch, progress.step)
-        better = False
-        if evaluating and valid is not None:
-            result = evaluate(model, valid)
-            # An AUC of NaN, where `valid` has one class, tells nothing: the last step is kept then.
-            auc = None if math.isnan(result["auc"]) else result["auc"]
-            better = progress.best_auc is None or auc is None or auc > progress.best_auc
-            if better:
-                progress.best_auc, progress.best_step = auc, progress.step
-            progress.evaluations_since_best = 0 if better else progress.evaluations_since_best + 1
-            log(step=progress.step, valid_auc=result["auc"], valid_logloss=result["logloss"])
-            logger.info(
-                "step %d: valid AUC %.5f%s, logloss %.5f",
-                progress.step, result["auc"], " (best)" if better else "", result["logloss"],
-            )  # fmt: skip
-        if run is not None:
-            run.save(model, optimizer, dataclasses.asdict(progress), best=better)
-
-    def stopped() -> bool:
-        return 0 < patience <= progress.evaluations_since_best
-
     with _interruption() as interrupted, logging_redirect_tqdm(), tqdm(
         initial=progress.step, unit="step", disable=None, desc="train"
     ) as bar:  # fmt: skip
-        while progress.epoch < epochs and not stopped():
-            epoch = progress.epoch
-            clock.start()
+        while progress.epoch < epochs and not job.stopped(patience):
+            epoch, trained = progress.epoch, False
             batches = train.batches(batch_size, skip=progress.batch)
+            clock.start()
             with contextlib.closing(prefetch(batches)) as batches:
                 for batch, last in _with_last(batches):
                     loss = float(train_step(model, batch, optimizer))
-                    progress.step += 1
-                    progress.batch += 1
-                    progress.loss_sum += loss
-                    progress.loss_count += 1
                     clock.stop(len(batch))
                     bar.update()
+                    trained = True
+                    progress.count(loss, last)
                     if last or progress.step % _LOG_EVERY == 0:
                         bar.set_postfix_str(f"loss {loss:.4f}")
-                        log_loss()
-                    if last:
-                        progress.epoch, progress.batch = epoch + 1, 0
+                        job.log_loss(epoch)
                     evaluating = last or (eval_every and progress.step % eval_every == 0)
-                    saving = evaluating or (save_every and progress.step % save_every == 0)
-                    if saving:
-                        check_point(batch, evaluating)
+                    saving = save_every and progress.step % save_every == 0
+                    if evaluating or saving or interrupted:
+                        job.check_point(batch, evaluating)
                     if interrupted:
-                        if not saving:
-                            check_point(batch, evaluating=False)
-                        raise KeyboardInterrupt(f"stopped after step {progress.step}")
-                    if stopped():
+                        name = signal.Signals(interrupted[0]).name
+                        raise KeyboardInterrupt(f"{name}: stopped after step {progress.step}")
+                    if job.stopped(patience):
                         break
                     clock.start()
-                else:
-                    if progress.epoch == epoch:
-                        logger.warning("epoch %d: no rows to train on", epoch)
-                        progress.epoch, progress.batch = epoch + 1, 0
+            if not trained:
+                logger.warning("epoch %d: no rows to train on", epoch)
+                progress.epoch, progress.batch = epoch + 1, 0
     if run is not None and valid is not None and progress.best_step not in (0, progress.step):
         checkpoint.load(run.best, model, optimizer)
     result = {"steps": progress.step, "samples": clock.samples, "samples_per_second": clock.rate()}
     if valid is not None:
         result |= {"valid_auc": progress.best_auc, "best_step": progress.best_step}
     return result
+
+
+@dataclasses.dataclass
+class _Job:
+    """What happens between the steps of `fit`: metrics, evaluations, checkpoints."""
+
+    model: Module
+    optimizer: Optimizer
+    valid: Any
+    run: RunFolder | None
+    progress: Progress
+    callbacks: Sequence[Callable[[dict[str, Any]], None]]
+
+    def log(self, **line: Any) -> None:
+        if self.run is not None:
+            self.run.log(**line)
+        for callback in self.callbacks:
+            callback(line)
+
+    def log_loss(self, epoch: int) -> None:
+        """Log the mean loss since the last time."""
+        progress, optimizer = self.progress, self.optimizer
+        mean = progress.loss_sum / progress.loss_count
+        progress.loss_sum, progress.loss_count = 0.0, 0
+        lr = optimizer.lr * (optimizer.schedule(optimizer.t) if optimizer.schedule else 1.0)
+        self.log(step=progress.step, epoch=epoch, loss=mean, lr=lr)
+
+    def check_point(self, batch: Batch, evaluating: bool) -> None:
+        """Evaluate if it is time to and there is `valid`; save."""
+        _check_update(self.model, batch, self.progress.step)
+        better = self._evaluate() if evaluating and self.valid is not None else False
+        if self.run is not None:
+            progress = dataclasses.asdict(self.progress)
+            self.run.save(self.model, self.optimizer, progress, best=better)
+
+    def _evaluate(self) -> bool:
+        """Evaluate on `valid`; return whether the model was never better."""
+        result, progress = evaluate(self.model, self.valid), self.progress
+        # An AUC of NaN, where `valid` has one class, tells nothing: the last step is kept then.
+        auc = None if math.isnan(result["auc"]) else result["auc"]
+        better = progress.best_auc is None or auc is None or auc > progress.best_auc
+        if better:
+            progress.best_auc, progress.best_step = auc, progress.step
+        progress.evaluations_since_best = 0 if better else progress.evaluations_since_best + 1
+        self.log(step=progress.step, valid_auc=result["auc"], valid_logloss=result["logloss"])
+        logger.info(
+            "step %d: valid AUC %.5f%s, logloss %.5f",
+            progress.step, result["auc"], " (best)" if better else "", result["logloss"],
+        )  # fmt: skip
+        return better
+
+    def stopped(self, patience: int) -> bool:
+        """Whether `patience` evaluations in a row were no better."""
+        return 0 < patience <= self.progress.evaluations_since_best
 
 
 def evaluate(model: Module, data: Any, *, batch_size: int = 4096) -> dict[str, float]:
@@ -386,29 +413,18 @@ def _interruption() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    # Another thread says so: a handler may interrupt a write to stderr, and must not begin another.
-    told: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def tell() -> None:
-        if number := told.get():
-            logger.warning("%s: stopping after this step", signal.Signals(number).name)
 
     def restore() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    def handle(number: int, _frame: Any) -> None:
+    def handle(number: int, _frame: Any) -> None:  # it says nothing: it may interrupt a write
         restore()
         received.append(number)
-        told.put(number)
 
-    teller = threading.Thread(target=tell, name="cupyrec-signal", daemon=True)
-    teller.start()
     try:
         for number in before:
             signal.signal(number, handle)
         yield received
     finally:
         restore()
-        told.put(0)
-        teller.join()

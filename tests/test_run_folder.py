@@ -229,7 +229,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
                 trial.train(logs, run, *EVERY, *CASES[optimizer])
         else:
             assert trial.train(logs, run, *EVERY, *CASES[optimizer]) == 130
-            assert f"cupyrec: stopped after step {step}\n" in capsys.readouterr().err
+            assert f"cupyrec: SIGINT: stopped after step {step}\n" in capsys.readouterr().err
             assert (run / "last").resolve().name == f"step-{step}"
     assert trial.command("train", *logs, "--resume", run) == 0
     check_same_run(run, uninterrupted / optimizer)

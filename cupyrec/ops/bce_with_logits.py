@@ -22,7 +22,8 @@ class _BCEWithLogits(Function):
     def forward(self, logits, labels, total):
         self.logits, self.labels, self.total = logits, labels, max(1, total)
         z = logits.astype(np.float64)
-        terms = np.maximum(z, 0) - z * labels + np.log1p(np.exp(-np.abs(z)))
+        with np.errstate(invalid="ignore"):  # NaN is passed on, for the caller to see
+            terms = np.maximum(z, 0) - z * labels + np.log1p(np.exp(-np.abs(z)))
         return np.asarray(terms.sum() / self.total, logits.dtype)
 
     def backward(self, grad):

@@ -41,6 +41,7 @@ class _FusedMLP(Function):
         self.x += [arrays.empty((rows, w.shape[0]), x.dtype) for w in self.weights]
         loop_arguments = [d.loop_arguments(x.dtype) for d in dropouts]
 
+        @np.errstate(over="ignore", invalid="ignore")  # inf and NaN are passed on
         def block(start: int, stop: int) -> None:
             for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
                 y = self.x[i + 1][start:stop]
