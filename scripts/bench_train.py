@@ -28,6 +28,7 @@ from cupyrec import models, optim
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER_VENV = ROOT / ".bench-venv"
+PAUSE = 0.5  # seconds before each measurement: OpenBLAS' workers spin on after their last matmul
 MLP = dict(
     tables=26, ids=100_000, width=128, num_dense=13, bottom=[512, 256],
     top=[1024, 1024, 512, 256], batch=4096, zipf=1.2, lr=0.01, batches=16,
@@ -123,6 +124,7 @@ class Peer:
 
     def seconds(self, what: str, repeat: int) -> float:
         """Mean seconds of `step` or `gemms`, as the peer measures itself."""
+        time.sleep(PAUSE)
         self.process.stdin.write(f"{what} {repeat}\n")
         self.process.stdin.flush()
         return float(self.process.stdout.readline())
@@ -147,6 +149,7 @@ def python_with_torch() -> Path:
 
 def seconds(work, repeat: int) -> float:
     """Mean seconds of a call."""
+    time.sleep(PAUSE)
     start = time.perf_counter()
     for _ in range(repeat):
         work()

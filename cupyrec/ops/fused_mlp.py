@@ -23,7 +23,7 @@ from cupyrec.ops.relu_dropout import Dropout, bias_relu_dropout_cpu, relu_dropou
 
 __all__ = ["fused_mlp"]
 
-_WEIGHT_ROWS = 128  # rows of a weight gradient a block
+_WEIGHT_ROWS = 256  # rows of a weight gradient a block
 
 
 def _row_block(rows: int) -> int:
