@@ -75,14 +75,26 @@ def _forward_cpu(dense, sparse, self_interaction, concat, out):
 
 
 @cpu.loop
+def _store(r, y, b, ddense, dsparse):
+    """Write the gradient of sample b's feature r."""
+    top = ddense.shape[1] > 0
+    if r == 0 and top:
+        for d in range(y.size):
+            ddense[b, d] = y[d]
+    else:
+        for d in range(y.size):
+            dsparse[b, r - top, d] = y[d]
+
+
+@cpu.loop
 def _backward_cpu(grad, dense, sparse, self_interaction, concat, ddense, dsparse):
-    """One block of samples. Four features a turn are added to two rows of dX."""
+    """One block of samples. Four features a turn are added to two rows of dX, y and z."""
     batch, features, width = sparse.shape
     top = 1 if dense.shape[1] > 0 else 0
     features += top
     padded = (features + 3) // 4 * 4
     x = np.zeros((padded, width), sparse.dtype)
-    dx = np.empty((padded, width), sparse.dtype)
+    y, z = np.empty(width, sparse.dtype), np.empty(width, sparse.dtype)
     s = np.zeros((padded, padded), sparse.dtype)
     for b in range(batch):
         _load(dense, sparse, b, x)
@@ -94,23 +106,20 @@ def _backward_cpu(grad, dense, sparse, self_interaction, concat, ddense, dsparse
             if self_interaction:
                 s[r, r] = 2 * grad[b, at]
                 at += 1
-        dx[:] = 0
         for r in range(0, features, 2):
+            for d in range(width):
+                y[d] = grad[b, d] if r == 0 and concat else 0
+                z[d] = 0
             for c in range(0, features, 4):
-                a0, a1, a2, a3 = s[r, c], s[r, c + 1], s[r, c + 2], s[r, c + 3]
-                e0, e1, e2, e3 = s[r + 1, c], s[r + 1, c + 1], s[r + 1, c + 2], s[r + 1, c + 3]
+                s0, s1, s2, s3 = s[r, c], s[r, c + 1], s[r, c + 2], s[r, c + 3]
+                t0, t1, t2, t3 = s[r + 1, c], s[r + 1, c + 1], s[r + 1, c + 2], s[r + 1, c + 3]
+                x0, x1, x2, x3 = x[c], x[c + 1], x[c + 2], x[c + 3]
                 for d in range(width):
-                    x0, x1, x2, x3 = x[c, d], x[c + 1, d], x[c + 2, d], x[c + 3, d]
-                    dx[r, d] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-                    dx[r + 1, d] += e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
-        if concat:
-            for d in range(width):
-                dx[0, d] += grad[b, d]
-        if top:
-            ddense[b] = dx[0]
-        for f in range(sparse.shape[1]):
-            for d in range(width):
-                dsparse[b, f, d] = dx[f + top, d]
+                    y[d] += s0 * x0[d] + s1 * x1[d] + s2 * x2[d] + s3 * x3[d]
+                    z[d] += t0 * x0[d] + t1 * x1[d] + t2 * x2[d] + t3 * x3[d]
+            _store(r, y, b, ddense, dsparse)
+            if r + 1 < features:
+                _store(r + 1, z, b, ddense, dsparse)
 
 
 class _DotInteraction(Function):

@@ -31,17 +31,22 @@ def hash_key(table, key) -> np.uint64:
 @cpu.exact_loop
 def _find_cpu(slots, row_tables, row_ids, tables, ids, rows):
     mask = np.uint64(slots.size - 1)
+    hashes, firsts = np.empty(ids.size, np.uint64), np.empty(ids.size, np.uint64)
+    for i in range(ids.size):  # nothing waits for a slot here, so that cache misses overlap
+        hashes[i] = hash_key(tables[i], ids[i])
+        firsts[i] = slots[hashes[i] & mask]
     for i in range(ids.size):
-        h = hash_key(tables[i], ids[i])
+        h, slot = hashes[i], firsts[i]
         at = h & mask
         rows[i] = -1
-        while slots[at] != 0:
-            if (slots[at] ^ h) & _TAG == 0:
-                row = np.int64((slots[at] & _ROW) - _1)
+        while slot != 0:
+            if (slot ^ h) & _TAG == 0:
+                row = np.int64((slot & _ROW) - _1)
                 if row_ids[row] == ids[i] and row_tables[row] == tables[i]:
                     rows[i] = row
                     break
             at = (at + _1) & mask
+            slot = slots[at]
 
 
 @cpu.exact_loop
