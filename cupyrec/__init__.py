@@ -1,7 +1,8 @@
 """cupyrec: train and serve recommender models with embeddings keyed by raw 64-bit ids.
 
-The namespace is NumPy-like: ops, `Tensor`, and the packages `nn`, `models`, `optim`, `data`. Names
-are loaded when they are first used, so that ``cupyrec --help`` answers at once.
+The namespace is NumPy-like: ops, `Tensor`, the packages `nn`, `models`, `optim`, `data`, and what a
+run needs: `fit`, `RunFolder`, `checkpoint`. Names are loaded when they are first used, so that
+``cupyrec --help`` answers at once.
 """
 
 import importlib
@@ -28,14 +29,19 @@ _HOME = {
     "dot_interaction": "ops.dot_interaction",
     "fused_mlp": "ops.fused_mlp",
     "relu_dropout": "ops.relu_dropout",
-    **dict.fromkeys(["evaluate", "fit", "predict", "train_step"], "training"),
+    "RunFolder": "run_folder",
+    **dict.fromkeys(["Progress", "evaluate", "fit", "predict", "train_step"], "training"),
 }  # fmt: skip
-_PACKAGES = ["data", "embedding", "models", "nn", "ops", "optim", "testing"]
+_MODULES = [
+    "checkpoint", "data", "embedding", "metrics", "models", "nn", "ops", "optim", "testing",
+]  # fmt: skip
 
-__all__ = [*_HOME, *_PACKAGES]
+__all__ = [*_HOME, *_MODULES]
 
 if TYPE_CHECKING:
-    from cupyrec import data, embedding, models, nn, ops, optim, testing
+    from cupyrec import (
+        checkpoint, data, embedding, metrics, models, nn, ops, optim, testing,
+    )  # fmt: skip
     from cupyrec.autograd import Function, no_grad
     from cupyrec.cpu import num_threads, set_num_threads
     from cupyrec.ops.array_functions import (
@@ -47,11 +53,12 @@ if TYPE_CHECKING:
     from cupyrec.ops.fused_mlp import fused_mlp
     from cupyrec.ops.relu_dropout import relu_dropout
     from cupyrec.random import manual_seed
-    from cupyrec.training import evaluate, fit, predict, train_step
+    from cupyrec.run_folder import RunFolder
+    from cupyrec.training import Progress, evaluate, fit, predict, train_step
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
+    if name in _MODULES:
         return importlib.import_module(f"cupyrec.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'cupyrec' has no attribute '{name}'.")

@@ -7,6 +7,7 @@ NumPy's operators and methods of Tensor are attached in `cupyrec.ops.elementwise
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 __all__ = ["Function", "Tensor", "is_recording", "no_grad", "record"]
 
-_recording = True
+_recording = contextvars.ContextVar("recording", default=True)  # each thread has its own
 
 
 class Tensor:
@@ -71,7 +72,8 @@ class Tensor:
         return len(self.data)
 
     def __repr__(self) -> str:
-        body = repr(self.data).replace("array(", "Tensor(", 1).replace("\n", "\n ")
+        name, indent = type(self).__name__, " " * (len(type(self).__name__) - len("array"))
+        body = repr(self.data).replace("array(", f"{name}(", 1).replace("\n", "\n" + indent)
         return body[:-1] + ", requires_grad=True)" if self.requires_grad else body
 
     def __str__(self) -> str:
@@ -90,7 +92,7 @@ class Tensor:
         return np.array(self.data, dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self.detach().data.__dlpack__(**options)
+        return self.data.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.data.__dlpack_device__()
@@ -254,7 +256,8 @@ class Function:
         See the class.
         """
         node = cls()
-        node.needs = [_recording and isinstance(x, Tensor) and x.requires_grad for x in inputs]
+        recording = is_recording()
+        node.needs = [recording and isinstance(x, Tensor) and x.requires_grad for x in inputs]
         output = node.forward(*(x.data if isinstance(x, Tensor) else x for x in inputs), **options)
         if not any(isinstance(x, Tensor) for x in inputs):
             return output
@@ -277,19 +280,19 @@ def record(node: Function, output: Any, inputs: Sequence[Any]) -> Tensor:
 
 
 def is_recording() -> bool:
-    """Return whether operations are recorded, which `no_grad` turns off.
+    """Return whether operations of this thread are recorded, which `no_grad` turns off.
 
     Examples
     --------
     >>> is_recording()
     True
     """
-    return _recording
+    return _recording.get()
 
 
 @contextlib.contextmanager
 def no_grad() -> Iterator[None]:
-    """Within this context nothing is recorded.
+    """Within this context nothing is recorded of what this thread does.
 
     Examples
     --------
@@ -299,12 +302,12 @@ def no_grad() -> Iterator[None]:
     ...     (x * 2).requires_grad
     False
     """
-    global _recording
-    before, _recording = _recording, False
+    before = _recording.get()
+    _recording.set(False)
     try:
         yield
     finally:
-        _recording = before
+        _recording.set(before)
 
 
 def _reverse_order(root: Function) -> list[Function]:

@@ -24,7 +24,7 @@ from safetensors import numpy as safetensors
 
 from cupyrec import __version__, random
 from cupyrec.embedding import Group, Rows, Uniform
-from cupyrec.nn import Module
+from cupyrec.nn import FusedMLP, Module
 from cupyrec.optim import Optimizer
 
 __all__ = ["load", "read_manifest", "save", "sync", "verify"]
@@ -96,6 +96,7 @@ def save(
             "progress": progress or {},
             "optimizer": optimizer and {"class": type(optimizer).__name__, "t": optimizer.t},
             "groups": groups,
+            "dropout_seeds": {name: mlp.dropout_seed for name, mlp in _mlps(model)},
             "files": {file.name: _fingerprint(file) for file in sorted(temporary.iterdir())},
         }
         manifest["crc32"] = _crc32(manifest)
@@ -104,8 +105,10 @@ def save(
             sync(file)
         temporary.rename(path)
         sync(path.parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # "No space left on device" alone says too little
         raise
 
 
@@ -221,6 +224,8 @@ def load(
         optimizer.t = manifest["optimizer"]["t"]
         optimizer.zero_grad()
         random.set_step(optimizer.t)
+    for name, mlp in _mlps(model):
+        mlp.dropout_seed = manifest["dropout_seeds"][name]
     for (_, group), entry in zip(model.named_groups(), manifest["groups"], strict=True):
         group.clear()
         group.seed, group.initializer = entry["seed"], Uniform(**entry["initializer"])
@@ -248,6 +253,10 @@ def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer |
                 f"checkpoint.load: '{path}' must have the state of {type(optimizer).__name__}, "
                 f"got {got}."
             )
+
+
+def _mlps(model: Module) -> list[tuple[str, FusedMLP]]:
+    return [(name, m) for name, m in model.named_modules() if isinstance(m, FusedMLP)]
 
 
 def _dense(model: Module, optimizer: Optimizer | None) -> dict[str, np.ndarray]:

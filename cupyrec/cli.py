@@ -45,6 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error, 2)
     except KeyboardInterrupt as error:
         return _fail(error if error.args else "interrupted", 130)
+    except SystemError as error:  # how Ctrl-C leaves a compiled loop
+        if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            raise
+        return _fail("interrupted", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -73,9 +77,10 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=about)
         command.set_defaults(run=name)
         command.add_argument("checkpoint", metavar="CKPT", help="checkpoint, or a run's folder")
-        command.add_argument("--data", nargs="+", required=True, metavar="F", help="click logs")
+        logs = "click logs" if name == "evaluate" else "click logs, with or without their labels"
+        command.add_argument("--data", nargs="+", required=True, metavar="F", help=logs)
         command.add_argument("--batch-size", type=_positive, default=4096, metavar="B")
-        command.add_argument("--device", choices=["cpu", "cuda", "sim"], default="cpu")
+        _add_device(command)
         if name == "predict":
             command.add_argument("--output", required=True, metavar="F.{npy,parquet,csv}")
             command.add_argument("--overwrite", action="store_true", help="replace the output")
@@ -96,13 +101,19 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     add("--out", metavar="DIR", help="metrics and checkpoints; without it nothing is written")
     add("--resume", metavar="DIR", help="go on with the run in this folder")
     add("--overwrite", action="store_true", help="replace an earlier run in --out")
-    add("--device", choices=["cpu", "cuda", "sim"], default="cpu")
+    _add_device(command)
     add("--seed", type=int, metavar="N")
     add("--epochs", type=_positive, metavar="N")
     add("--batch-size", type=_positive, metavar="B")
     add("--lr", type=float, metavar="X")
     add("--optimizer", metavar="O", help="sgd, adagrad, adam")
     add("--embedding-dim", type=_positive, metavar="D")
+
+
+def _add_device(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--device", choices=["cpu", "cuda", "sim"], default="cpu")
+    about = "all cores by default; any number gives the same bits"
+    command.add_argument("--threads", type=_positive, metavar="N", help=about)
 
 
 def _add_data(command: argparse.ArgumentParser) -> None:
@@ -115,7 +126,8 @@ def _add_data(command: argparse.ArgumentParser) -> None:
     synthetic.set_defaults(run="data_synthetic")
     synthetic.add_argument("--rows", type=_positive, required=True, metavar="N")
     synthetic.add_argument("--out", required=True, metavar="F.tsv[.gz|.zst]")
-    synthetic.add_argument("--seed", type=int, default=0, metavar="N")
+    synthetic.add_argument("--seed", type=int, default=0, metavar="N", help="of the rows alone")
+    synthetic.add_argument("--overwrite", action="store_true", help="replace the output")
     synthetic.add_argument("--ids-per-table", type=_positive, default=100_000, metavar="N")
     synthetic.add_argument("--zipf", type=float, default=1.2, metavar="S", help="exponent of ids")
     synthetic.add_argument("--missing", type=float, default=0.1, metavar="P", help="share left out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from cupyrec.run_folder import RunFolder, json_line
 
 __all__ = ["data_movielens_100k", "data_synthetic", "evaluate", "predict", "train"]
 
+logger = logging.getLogger("cupyrec")
+
 MODELS = {"dlrm": DLRM}
 OPTIMIZERS = {"sgd": optim.SGD, "adagrad": optim.Adagrad, "adam": optim.Adam}
 
@@ -41,9 +44,13 @@ _FLAGS = {
 def train(options: argparse.Namespace) -> None:
     """Train a model by the flags of ``cupyrec train``; print the result as a JSON line."""
     start = time.perf_counter()
-    _check_device(options.device)
+    _set_device(options)
     if options.resume and (options.out or options.overwrite):
         raise UsageError("train: --resume must come without --out and --overwrite, got both.")
+    if options.resume and not (Path(options.resume) / "last").exists():
+        raise UsageError(f"train: --resume must name a run's folder, got '{options.resume}'.")
+    if options.out == "":
+        raise UsageError("train: --out must name a folder, got ''.")
     settings = _settings(options)
     schema = _schema(options, settings)
     train_data, valid, test = (
@@ -52,10 +59,13 @@ def train(options: argparse.Namespace) -> None:
     model, optimizer = _build(settings, schema)
     progress = training.Progress()
     if options.resume:
-        progress = _resume(Path(options.resume) / "last", settings, model, optimizer)
+        progress = _resume(Path(options.resume) / "last", settings, schema, model, optimizer)
     run = _run_folder(options, settings, schema)  # all is well: now something may be overwritten
     if options.resume:
         run.forget_after(progress.step)
+    if run is None:
+        logger.warning("without --out neither model nor metrics are kept")
+    _log_device(options)
     keys = ("epochs", "batch_size", "eval_every", "patience", "save_every")
     result = training.fit(
         model, train_data, valid, optimizer=optimizer, run=run, progress=progress,
@@ -73,28 +83,35 @@ def train(options: argparse.Namespace) -> None:
 def evaluate(options: argparse.Namespace) -> None:
     """Measure a checkpoint by the flags of ``cupyrec evaluate``; print a JSON line."""
     start = time.perf_counter()
-    _check_device(options.device)
+    _set_device(options)
     model, data = _load(options, labels=True)
+    _log_device(options)
+    loaded = time.perf_counter()
     measured = training.evaluate(model, data, batch_size=options.batch_size)
-    seconds = time.perf_counter() - start
+    end = time.perf_counter()
     result = {
         "test_auc": measured["auc"],
         "test_logloss": measured["logloss"],
-        "samples_per_second": measured["samples"] / seconds,
-        "seconds": seconds,
+        "samples_per_second": measured["samples"] / (end - loaded),
+        "seconds": end - start,
     }
     _print(result)
 
 
 def predict(options: argparse.Namespace) -> None:
-    """Write probabilities by the flags of ``cupyrec predict``."""
-    _check_device(options.device)
+    """Write probabilities by the flags of ``cupyrec predict``, one a row of the data.
+
+    A malformed line is an error whatever ``data.on_error`` the run was trained with: were it
+    skipped, the probabilities would no longer stand beside their rows.
+    """
+    _set_device(options)
     output = Path(options.output)
     if output.suffix not in (".npy", ".parquet", ".csv"):
         raise UsageError(f"predict: --output must end in .npy, .parquet or .csv, got '{output}'.")
     if output.exists() and not options.overwrite:
         raise UsageError(f"predict: '{output}' must not exist without --overwrite.")
     model, data = _load(options, labels=False)
+    _log_device(options)
     probabilities = training.predict(model, data, batch_size=options.batch_size)
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
@@ -118,10 +135,15 @@ def data_movielens_100k(options: argparse.Namespace) -> None:
 
 def data_synthetic(options: argparse.Namespace) -> None:
     """Write a synthetic click log; print its best reachable AUC as a JSON line."""
-    written = write_synthetic(
-        options.out, options.rows, seed=options.seed,
-        ids_per_table=options.ids_per_table, zipf=options.zipf, missing=options.missing,
-    )  # fmt: skip
+    if Path(options.out).exists() and not options.overwrite:
+        raise UsageError(f"data: '{options.out}' must not exist without --overwrite.")
+    try:
+        written = write_synthetic(
+            options.out, options.rows, seed=options.seed,
+            ids_per_table=options.ids_per_table, zipf=options.zipf, missing=options.missing,
+        )  # fmt: skip
+    except (ValueError, TypeError) as error:
+        raise UsageError(error) from None
     _print(written)
 
 
@@ -162,6 +184,13 @@ def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def _schema(options: argparse.Namespace, settings: dict[str, dict[str, Any]]) -> Schema:
     if options.schema:
+        changes = map(config.parse_setting, options.set)
+        told = any("buckets" in change.get("data", ()) for change in changes)
+        buckets = settings["data"]["buckets"]
+        if told or not buckets:  # true, the default, stands in every saved config.toml: no harm
+            raise UsageError(
+                f"train: data.buckets must be left to the columns of --schema, got {buckets}."
+            )
         return Schema.load(options.schema)
     if options.resume:
         return Schema.from_dict(_config(Path(options.resume) / "last")["schema"])
@@ -219,14 +248,26 @@ def _build(
 
 
 def _resume(
-    path: Path, settings: dict, model: cupyrec.nn.Module, optimizer: optim.Optimizer
+    path: Path,
+    settings: dict[str, dict[str, Any]],
+    schema: Schema,
+    model: cupyrec.nn.Module,
+    optimizer: optim.Optimizer,
 ) -> training.Progress:
     """Load model and optimizer as a run left them; return where it stands."""
-    manifest = checkpoint.load(path, model, optimizer)
-    progress = training.Progress(**manifest["progress"])
-    before, now = (s["training"]["batch_size"] for s in (manifest["config"]["settings"], settings))
-    if progress.batch and before != now:
-        raise UsageError(f"train: --batch-size must stay {before} within an epoch, got {now}.")
+    configuration = _config(path)
+    before = configuration["settings"]
+    if configuration["schema"] != schema.to_dict():
+        raise UsageError(f"train: --schema must stay that of '{path.parent}', got another.")
+    if before["model"] != settings["model"]:
+        raise UsageError(f"train: [model] must stay {before['model']}, got {settings['model']}.")
+    seed, now = before["training"]["seed"], settings["training"]["seed"]
+    if seed != now:
+        raise UsageError(f"train: --seed must stay {seed}, got {now}.")
+    progress = training.Progress(**checkpoint.load(path, model, optimizer)["progress"])
+    size, now = before["training"]["batch_size"], settings["training"]["batch_size"]
+    if progress.batch and size != now:
+        raise UsageError(f"train: --batch-size must stay {size} within an epoch, got {now}.")
     return progress
 
 
@@ -246,9 +287,19 @@ def _load(options: argparse.Namespace, *, labels: bool) -> tuple[cupyrec.nn.Modu
     schema = Schema.from_dict(configuration["schema"])
     model = _build_model(configuration["settings"], schema)
     checkpoint.load(path, model)
-    return model, TSV(options.data, schema, labels=labels)
+    on_error = configuration["settings"]["data"]["on_error"] if labels else "raise"
+    return model, TSV(options.data, schema, labels=labels, on_error=on_error)
 
 
-def _check_device(device: str) -> None:
-    if device != "cpu":
-        raise UsageError(f"--device must be cpu in cupyrec {cupyrec.__version__}, got '{device}'.")
+def _set_device(options: argparse.Namespace) -> None:
+    if options.device != "cpu":
+        version = cupyrec.__version__
+        raise UsageError(f"--device must be cpu in cupyrec {version}, got '{options.device}'.")
+    if options.threads:
+        cupyrec.set_num_threads(options.threads)
+
+
+def _log_device(options: argparse.Namespace) -> None:
+    """Say what the work is done on, once nothing is left to be refused."""
+    threads = cupyrec.num_threads()
+    logger.info("device %s, %d thread%s", options.device, threads, "s" * (threads > 1))

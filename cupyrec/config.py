@@ -109,7 +109,7 @@ def override(
     >>> override({"training": {"epochs": 1}}, [{"training": {"epoch": 3}}])
     Traceback (most recent call last):
         ...
-    ValueError: config: a key of [training] must be known, got 'epoch'; did you mean 'epochs'?
+    ValueError: config: a key of [training] must be known (did you mean 'epochs'?), got 'epoch'.
     """
     result = {section: dict(keys) for section, keys in settings.items()}
     for change in changes:
@@ -146,8 +146,8 @@ def to_toml(settings: dict[str, dict[str, Any]]) -> str:
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, 1)
-    hint = f"; did you mean '{close[0]}'?" if close else f"; known are {sorted(known)}."
-    return f"config: {what} must be known, got '{name}'{hint}"
+    hint = f"did you mean '{close[0]}'?" if close else ", ".join(sorted(known))
+    return f"config: {what} must be known ({hint}), got '{name}'."
 
 
 def _typed(section: str, key: str, value: Any, default: Any) -> Any:

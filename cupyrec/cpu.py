@@ -4,21 +4,29 @@ A loop is serial Numba code that releases the GIL and works on one block of rows
 fixed blocks to a pool of threads. Block borders depend on sizes alone, never on the number of
 threads, so a loop gives the same bits however many threads run it. Serial loops compile several
 times faster than Numba's ``parallel=True``, may run in background threads, and need no OpenMP.
+
+Compiled loops are kept in `NUMBA_CACHE_DIR` if it is set, else in the user's cache folder, else in
+``__pycache__``.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import functools
+import hashlib
 import logging
+import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import numba
-from numba.core import event
+from numba.core import caching, event
 from threadpoolctl import ThreadpoolController
 
 from cupyrec import errors
@@ -27,13 +35,108 @@ __all__ = ["exact_loop", "loop", "num_threads", "parallel", "serial_blas", "set_
 
 logger = logging.getLogger("cupyrec")
 
-#: Loops whose bits are fixed across devices: every operation is rounded on its own.
-exact_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
-#: Loops over sums and products: terms may be reordered and contracted, NaN and inf still count.
-loop = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
 
-_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-_serial_lock, _serial, _limit = threading.Lock(), 0, None  # of `serial_blas`
+@functools.cache
+def _sources() -> str:
+    """Hash of all sources that hold loops."""
+    texts = [file.read_bytes() for file in sorted(Path(__file__).parent.rglob("*.py"))]
+    loops = [text for text in texts if b"exact_loop" in text or b"cpu.loop" in text]
+    return hashlib.sha256(b"".join(loops)).hexdigest()
+
+
+class _CacheFolder(caching.CompileResultCacheImpl):
+    """Numba's choice of a folder, but the package's own comes last: files there outlive an
+    uninstall, and what is left of the package then hides an editable install."""
+
+    _locator_classes = sorted(
+        caching.CompileResultCacheImpl._locator_classes,
+        key=lambda locator: locator.__name__.endswith("InTreeCacheLocator"),
+    )
+
+
+class _LoopCache(caching.FunctionCache):
+    """Numba's cache, but aware that loops inline each other across files.
+
+    Numba looks at the loop's own file alone, and would go on with an old row layout. What is saved
+    takes the place of what older sources left.
+    """
+
+    _impl_class = _CacheFolder
+
+    def __init__(self, function: Callable) -> None:
+        super().__init__(function)
+        locator = self._impl.locator
+        stamp = (locator.get_disambiguator(), locator.get_source_stamp(), _sources())
+        self._loop = f"{function.__module__}.{function.__qualname__}.{sys.implementation.cache_tag}"
+        self._stamp = hashlib.sha256(repr((numba.__version__, *stamp)).encode()).hexdigest()[:16]
+        name = f"{self._loop}-{self._stamp}"
+        self._cache_file = caching.IndexDataCacheFile(self.cache_path, name, self._stamp)
+
+    def save_overload(self, *result: object) -> None:
+        super().save_overload(*result)
+        for file in Path(self.cache_path).glob(f"{self._loop}-*"):
+            if self._stamp not in file.name:
+                with contextlib.suppress(OSError):
+                    file.unlink()
+
+
+@functools.cache  # once
+def _say_uncached() -> None:
+    logger.warning(
+        "found no folder to keep the compiled CPU loops in: every process compiles them anew, "
+        "unless NUMBA_CACHE_DIR names one that is writable"
+    )
+
+
+def _decorator(**options: object) -> Callable[[Callable], Callable]:
+    def decorate(function: Callable) -> Callable:
+        dispatcher = numba.njit(nogil=True, error_model="numpy", **options)(function)
+        try:
+            dispatcher._cache = _LoopCache(function)
+        except RuntimeError:  # Numba's "no locator available"
+            _say_uncached()
+        return dispatcher
+
+    return decorate
+
+
+#: Loops whose bits are fixed across devices: every operation is rounded on its own.
+exact_loop = _decorator()
+#: Loops over sums and products: terms may be reordered and contracted, NaN and inf still count.
+loop = _decorator(fastmath={"reassoc", "contract"})
+
+
+def _quota(root: Path = Path("/")) -> float:
+    """Cores that this process' control groups, version 1 or 2, may use; inf without a limit."""
+    quotas = [math.inf]
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            own = root / "sys/fs/cgroup" / ("cpu" if controllers else "") / group.strip("/")
+            for folder in (own, *own.parents):  # a group is bound by those above it
+                with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+                    if controllers:
+                        files = folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"
+                        quota, period = (int(file.read_text()) for file in files)
+                    else:
+                        quota, period = map(int, (folder / "cpu.max").read_text().split())
+                    if quota > 0:  # -1: none
+                        quotas.append(quota / period)
+    return min(quotas)
+
+
+def _initial_threads() -> int:
+    with contextlib.suppress(KeyError, ValueError):
+        if (threads := int(os.environ["OMP_NUM_THREADS"])) >= 1:
+            return threads
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return math.ceil(min(cores or 1, _quota()))
+
+
+_threads = _initial_threads()
+_serial_lock, _serial, _before = threading.Lock(), 0, ()  # of `serial_blas`
 
 
 class _SayCompiling(event.Listener):
@@ -61,7 +164,10 @@ def _blas() -> ThreadpoolController:
 
 
 def num_threads() -> int:
-    """Return the number of threads that CPU ops use, at first the cores this process may run on.
+    """Return the number of threads that CPU ops use.
+
+    At first that is the environment's ``OMP_NUM_THREADS``, else the number of cores that this
+    process may run on, or as many as its control group's CPU quota fills, if they are fewer.
 
     Examples
     --------
@@ -94,7 +200,9 @@ def set_num_threads(threads: int) -> None:
 def parallel(work: Callable[[int, int], object], n: int, block: int) -> None:
     """Call ``work(start, stop)`` for each block of `block` out of `n`, over the threads.
 
-    The calling thread works too. `work` must write to places that belong to its block alone.
+    The calling thread works too. `work` must write to places that belong to its block alone, and
+    finds the caller's context variables, `numpy.errstate` among them. An error of a block is raised
+    once no other block runs.
 
     Examples
     --------
@@ -112,14 +220,16 @@ def parallel(work: Callable[[int, int], object], n: int, block: int) -> None:
             work(start, min(start + block, n))
 
     helpers = min(_threads, -(-n // block)) - 1
-    futures = [_pool(_threads - 1).submit(drain) for _ in range(helpers)]
+    contexts = [contextvars.copy_context() for _ in range(helpers)]
+    futures = [_pool(_threads - 1).submit(context.run, drain) for context in contexts]
     try:
         drain()
     finally:
         collections.deque(starts, maxlen=0)  # after an error nobody starts another block
-        for future in futures:
-            if not future.cancel():  # one that hasn't started yet has nothing left to do
-                future.result()
+        started = [f for f in futures if not f.cancel()]  # what hasn't has nothing left to do
+        wait(started)
+        for future in started:
+            future.result()
 
 
 @contextlib.contextmanager
@@ -135,10 +245,12 @@ def serial_blas() -> Iterator[None]:
     >>> with serial_blas():
     ...     pass
     """
-    global _serial, _limit
+    global _serial, _before
     with _serial_lock:
-        if _serial == 0:
-            _limit = _blas().limit(limits=1)
+        if _serial == 0:  # controllers by hand: threadpoolctl's own `limit` takes 30 us, this 6
+            _before = [(library, library.get_num_threads()) for library in _blas().lib_controllers]
+            for library, _ in _before:
+                library.set_num_threads(1)
         _serial += 1
     try:
         yield
@@ -146,4 +258,5 @@ def serial_blas() -> Iterator[None]:
         with _serial_lock:
             _serial -= 1
             if _serial == 0:
-                _limit.restore_original_limits()
+                for library, threads in _before:
+                    library.set_num_threads(threads)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["axes", "dtype", "positive", "rate"]
+__all__ = ["axes", "dtype", "positive", "rate", "vectors"]
 
 
 def axes(where: str, **arrays: tuple[Any, str]) -> tuple[int, ...]:
@@ -109,3 +109,18 @@ def rate(where: str, name: str, value: Any) -> float:
     if not 0 <= value < 1:
         raise ValueError(f"{where}: '{name}' must lie in [0, 1), got {value}.")
     return float(value)
+
+
+def vectors(where: str, **arrays: Any) -> None:
+    """Raise TypeError or ValueError unless all arrays are float32 of one axis and length.
+
+    Examples
+    --------
+    >>> vectors("f", w=np.zeros(3, np.float32), g=np.zeros(2, np.float32))
+    Traceback (most recent call last):
+        ...
+    ValueError: f: 'g' must have N = 3 like 'w', got shape (2,).
+    """
+    for name, array in arrays.items():
+        dtype(where, name, array, np.float32)
+    axes(where, **{name: (array, "N") for name, array in arrays.items()})

@@ -7,6 +7,7 @@ import logging
 import numpy as np
 
 from cupyrec import errors
+from cupyrec.ops.bce_with_logits import bce_terms
 
 __all__ = ["auc", "logloss"]
 
@@ -78,6 +79,4 @@ def logloss(labels: np.ndarray, logits: np.ndarray) -> float:
     0.693147
     """
     (n,) = errors.axes("logloss", labels=(labels, "N"), logits=(logits, "N"))
-    z = logits.astype(np.float64)
-    terms = np.maximum(z, 0) - z * labels + np.log1p(np.exp(-np.abs(z)))
-    return float(terms.sum() / n) if n else float("nan")
+    return float(bce_terms(logits, labels).sum() / n) if n else float("nan")

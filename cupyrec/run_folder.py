@@ -8,6 +8,7 @@ last, best              links to checkpoints, switched atomically
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from cupyrec.optim import Optimizer
 
 __all__ = ["RunFolder", "json_line"]
 
+_LOCK = ".lock"
 _OURS = ("config.toml", "metrics.jsonl", "last", "best", "curve.png")
 
 
@@ -51,8 +53,10 @@ class RunFolder:
     ------
     FileExistsError
         The folder is not empty, and neither `resume` nor `overwrite` is given.
-    NotADirectoryError
-        There is a file at `path`.
+    BlockingIOError
+        Another process writes there.
+    NotADirectoryError, ValueError
+        There is a file at `path`; or a link there was turned into a copy.
 
     Examples
     --------
@@ -72,16 +76,28 @@ class RunFolder:
         self.config: dict[str, Any] = {}
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"RunFolder: '{path}' must be a folder, got a file.")
-        if self.path.is_dir() and any(self.path.iterdir()) and not resume:
-            if not overwrite:
-                raise FileExistsError(
-                    f"RunFolder: '{path}' must be empty unless a run is resumed or overwritten, "
-                    f"got {len(list(self.path.iterdir()))} entries."
-                )
+        for link in (self.last, self.best):
+            if link.exists() and not link.is_symlink():
+                raise ValueError(f"RunFolder: '{link}' must be a link, got a file or folder.")
+        entries = list(self.path.iterdir()) if self.path.exists() else []
+        entries = [entry for entry in entries if entry.name != _LOCK]
+        if entries and not (resume or overwrite):
+            raise FileExistsError(
+                f"RunFolder: '{path}' must be empty unless a run is resumed or overwritten, "
+                f"got {len(entries)} entries."
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.path / _LOCK, "w")
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise BlockingIOError(
+                f"RunFolder: '{path}' must have one writer, got another process at work there."
+            ) from None
+        if overwrite and not resume:
             for name in _OURS:
                 (self.path / name).unlink(missing_ok=True)
             self._remove_checkpoints(keep=())
-        self.path.mkdir(parents=True, exist_ok=True)
 
     last = property(lambda self: self.path / "last")
     best = property(lambda self: self.path / "best")

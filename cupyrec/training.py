@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,11 +14,13 @@ import numpy as np
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from cupyrec import checkpoint, metrics, random
+from cupyrec import checkpoint, errors, metrics, random
 from cupyrec.autograd import Tensor, no_grad
 from cupyrec.data import Arrays, Batch, prefetch
+from cupyrec.interruption import interruption
 from cupyrec.nn import Module
 from cupyrec.ops.bce_with_logits import bce_with_logits
+from cupyrec.ops.elementwise import sigmoid
 from cupyrec.optim import Adagrad, Optimizer
 from cupyrec.run_folder import RunFolder
 
@@ -37,7 +37,10 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     Raises
     ------
     FloatingPointError
-        The loss, or with `clip_norm` the gradient norm, is not finite; nothing is updated then.
+        The loss, or with `clip_norm` the gradient norm, is not finite; nothing is updated then,
+        though unseen ids have got their rows.
+    ValueError
+        The batch has no labels.
 
     Examples
     --------
@@ -48,6 +51,8 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     >>> train_step(model, batch, optimizer).item() > train_step(model, batch, optimizer).item()
     True
     """
+    if batch.labels is None:
+        raise ValueError("train_step: 'batch' must have labels, got none.")
     logits = model(batch.dense, batch.ids)  # unseen ids get rows
     loss = bce_with_logits(logits, batch.labels)  # mean over the batch
     _check_finite(loss, batch, model, optimizer)
@@ -106,7 +111,7 @@ def fit(
     progress: Progress | None = None,
     callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
 ) -> dict[str, Any]:
-    """Train a model; with `valid` and `run`, it ends as it was at its best.
+    """Train a model; it ends as at its best step with `valid` and `run`, else as at the last one.
 
     Parameters
     ----------
@@ -134,7 +139,7 @@ def fit(
     dict
         ``steps``, ``samples``, ``samples_per_second`` (from the second step on, evaluations and
         checkpoints apart; None if there was but one), and with `valid` ``valid_auc`` and
-        ``best_step``.
+        ``best_step``: the AUC of the model as it ends, and the step that it is of.
 
     Raises
     ------
@@ -152,16 +157,22 @@ def fit(
     >>> fit(models.DLRM(1, 1), arrays, batch_size=3)["steps"]
     3
     """
+    for name, value in [("epochs", epochs), ("batch_size", batch_size)]:
+        errors.positive("fit", name, value)
     train, valid = _dataset(train), None if valid is None else _dataset(valid)
     optimizer = Adagrad(model.parameters(), lr=0.02) if optimizer is None else optimizer
     progress = Progress() if progress is None else progress
+    if not {id(p) for p in model.parameters()} & {
+        id(p) for p in [*optimizer.parameters, *optimizer.groups]
+    }:
+        raise ValueError("fit: 'optimizer' must update parameters of 'model', got none of them.")
     job = _Job(model, optimizer, valid, run, progress, callbacks)
     clock = _Clock()
     random.set_step(optimizer.t)  # whatever was trained before in this process
     if not model.training:
         model.train()
 
-    with _interruption() as interrupted, logging_redirect_tqdm(), tqdm(
+    with interruption() as interrupted, logging_redirect_tqdm(), tqdm(
         initial=progress.step, unit="step", disable=None, desc="train"
     ) as bar:  # fmt: skip
         while progress.epoch < epochs and not job.stopped(patience):
@@ -183,8 +194,10 @@ def fit(
                     if evaluating or saving or interrupted:
                         job.check_point(batch, evaluating)
                     if interrupted:
-                        name = signal.Signals(interrupted[0]).name
-                        raise KeyboardInterrupt(f"{name}: stopped after step {progress.step}")
+                        saved = f", saved in {run.path}" if run is not None else ""
+                        raise KeyboardInterrupt(
+                            f"{interrupted[0]}: stopped after step {progress.step}{saved}"
+                        )
                     if job.stopped(patience):
                         break
                     clock.start()
@@ -194,8 +207,10 @@ def fit(
     if run is not None and valid is not None and progress.best_step not in (0, progress.step):
         checkpoint.load(run.best, model, optimizer)
     result = {"steps": progress.step, "samples": clock.samples, "samples_per_second": clock.rate()}
-    if valid is not None:
+    if valid is not None and run is not None:
         result |= {"valid_auc": progress.best_auc, "best_step": progress.best_step}
+    elif valid is not None:
+        result |= {"valid_auc": job.last_auc, "best_step": progress.step}
     return result
 
 
@@ -209,6 +224,7 @@ class _Job:
     run: RunFolder | None
     progress: Progress
     callbacks: Sequence[Callable[[dict[str, Any]], None]]
+    last_auc: float | None = None
 
     def log(self, **line: Any) -> None:
         if self.run is not None:
@@ -236,7 +252,7 @@ class _Job:
         """Evaluate on `valid`; return whether the model was never better."""
         result, progress = evaluate(self.model, self.valid), self.progress
         # An AUC of NaN, where `valid` has one class, tells nothing: the last step is kept then.
-        auc = None if math.isnan(result["auc"]) else result["auc"]
+        self.last_auc = auc = None if math.isnan(result["auc"]) else result["auc"]
         better = progress.best_auc is None or auc is None or auc > progress.best_auc
         if better:
             progress.best_auc, progress.best_step = auc, progress.step
@@ -281,7 +297,8 @@ def evaluate(model: Module, data: Any, *, batch_size: int = 4096) -> dict[str, f
     >>> evaluate(models.DLRM(1, 1), arrays)["auc"]
     0.5
     """
-    logits, labels = _logits(model, _dataset(data).batches(batch_size))
+    with contextlib.closing(prefetch(_dataset(data).batches(batch_size))) as batches:
+        logits, labels = _logits(model, batches)
     if labels.size < logits.size:
         raise ValueError(
             f"evaluate: every row must have a label, got {labels.size} for {logits.size} rows."
@@ -317,10 +334,9 @@ def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
     >>> predict(models.DLRM(1, 1), (np.zeros((3, 1), "f"), np.array([[1], [2], [3]]))).shape
     (3,)
     """
-    logits, _ = _logits(model, _dataset(data).batches(batch_size))
-    z = logits.astype(np.float64)
-    e = np.exp(-np.abs(z))
-    return (np.where(z >= 0, 1, e) / (1 + e)).astype(np.float32)
+    with contextlib.closing(prefetch(_dataset(data).batches(batch_size))) as batches:
+        logits, _ = _logits(model, batches)
+    return sigmoid(logits.astype(np.float64)).astype(np.float32)
 
 
 def _logits(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray]:
@@ -329,7 +345,7 @@ def _logits(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.nda
     model.eval()
     logits, labels = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
     try:
-        with no_grad(), contextlib.closing(prefetch(batches)) as batches:
+        with no_grad():
             for batch in batches:
                 logits.append(model(batch.dense, batch.ids).numpy()[:, 0])
                 if batch.labels is not None:
@@ -347,7 +363,14 @@ def _logits(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.nda
 
 
 def _dataset(data: Any) -> Any:
-    return data if hasattr(data, "batches") else Arrays(*data)
+    if hasattr(data, "batches"):
+        return data
+    if isinstance(data, (tuple, list)) and 2 <= len(data) <= 3:
+        return Arrays(*data)
+    raise TypeError(
+        "data: must be a dataset such as cupyrec.data.TSV, or arrays (dense, ids, labels), "
+        f"got {type(data).__name__}."
+    )
 
 
 def _with_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
@@ -402,29 +425,3 @@ class _Clock:
 
     def rate(self) -> float | None:
         return self._timed / self._seconds if self._timed else None
-
-
-@contextlib.contextmanager
-def _interruption() -> Iterator[list[int]]:
-    """The first SIGINT or SIGTERM goes to the list, a second one acts as it would without us."""
-    received: list[int] = []
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    before = {s: handler for s, handler in before.items() if handler not in (None, signal.SIG_IGN)}
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def handle(number: int, _frame: Any) -> None:  # it says nothing: it may interrupt a write
-        restore()
-        received.append(number)
-
-    try:
-        for number in before:
-            signal.signal(number, handle)
-        yield received
-    finally:
-        restore()

@@ -1,23 +1,24 @@
 """Draw a run's training curve: ``plot_metrics.py RUN`` reads metrics.jsonl and writes curve.png."""
 
 import argparse
-import json
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
+
+from cupyrec import RunFolder
 
 Curves = dict[str, tuple[list[int], list[float]]]  # metric -> steps, values
 
 
-def read(path: Path) -> Curves:
-    """Return for each metric of a JSON-lines file the steps it was measured at and its values."""
+def curves_of(metrics: list[dict[str, Any]]) -> Curves:
+    """Return for each metric the steps it was measured at and its values."""
     curves: Curves = {}
-    for line in path.read_text().splitlines():
-        metrics = json.loads(line)
-        if "step" in metrics:  # the last line sums up the run
-            for name, value in metrics.items():
+    for line in metrics:
+        if "step" in line:  # the last line sums up the run
+            for name, value in line.items():
                 steps, values = curves.setdefault(name, ([], []))
-                steps.append(metrics["step"])
+                steps.append(line["step"])
                 values.append(value)
     return curves
 
@@ -44,7 +45,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="folder of a run, which holds metrics.jsonl")
     run = parser.parse_args().run
-    draw(read(run / "metrics.jsonl"), run.name).savefig(run / "curve.png", dpi=150)
+    if not (run / "metrics.jsonl").is_file():
+        parser.error(f"'{run}' must be a run's folder, got no metrics.jsonl in it.")
+    curves = curves_of(RunFolder(run, resume=True).metrics())
+    draw(curves, run.name).savefig(run / "curve.png", dpi=150)
 
 
 if __name__ == "__main__":

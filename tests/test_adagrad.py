@@ -1,7 +1,7 @@
 import numpy as np
 import oracle
 import pytest
-from test_embedding_rows import chunked, unchunked
+from test_embedding_rows import check_update_refuses, chunked, unchunked
 
 from cupyrec.ops.adagrad import adagrad_dense, adagrad_rows
 
@@ -89,3 +89,17 @@ def test_same_bits():
         return w, s, unchunked(chunks, 5000)
 
     oracle.check_same_bits(call)
+
+
+def test_rows_refuse():
+    check_update_refuses(lambda *a: adagrad_rows(*a, **OPTIONS), parts=2)
+
+
+@pytest.mark.parametrize("name", ["w", "s", "g"])
+def test_dense_refuses(name):
+    arrays = {n: np.ones(3, np.float32) for n in ["w", "s", "g"]}
+    text = f"adagrad_dense: '{name}' must be float32, got float64."
+    with pytest.raises(TypeError, match=oracle.sentence(text)):
+        adagrad_dense(**arrays | {name: np.ones(3)}, **OPTIONS)
+    with pytest.raises(ValueError, match="adagrad_dense: '.' must have N = "):
+        adagrad_dense(**arrays | {name: np.ones(2, np.float32)}, **OPTIONS)

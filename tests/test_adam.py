@@ -1,7 +1,7 @@
 import numpy as np
 import oracle
 import pytest
-from test_embedding_rows import chunked, unchunked
+from test_embedding_rows import check_update_refuses, chunked, unchunked
 
 from cupyrec.ops.adam import adam_dense, adam_rows
 
@@ -127,3 +127,17 @@ def test_same_bits():
         return w, m, v, unchunked(chunks, 5000)
 
     oracle.check_same_bits(call)
+
+
+def test_rows_refuse():
+    check_update_refuses(lambda *a: adam_rows(*a, t=1, **OPTIONS), parts=3)
+
+
+@pytest.mark.parametrize("name", ["w", "m", "v", "g"])
+def test_dense_refuses(name):
+    arrays = {n: np.ones(3, np.float32) for n in ["w", "m", "v", "g"]}
+    text = f"adam_dense: '{name}' must be float32, got float64."
+    with pytest.raises(TypeError, match=oracle.sentence(text)):
+        adam_dense(**arrays | {name: np.ones(3)}, t=1, **OPTIONS)
+    with pytest.raises(ValueError, match="adam_dense: '.' must have N = "):
+        adam_dense(**arrays | {name: np.ones(2, np.float32)}, t=1, **OPTIONS)

@@ -1,6 +1,7 @@
 import numpy as np
 import oracle
 import pytest
+from threadpoolctl import threadpool_limits
 
 import cupyrec
 from cupyrec import Tensor
@@ -151,6 +152,35 @@ def test_joins_refuse_what_numpy_refuses(call):
         call([Tensor(np.zeros(2)), Tensor(np.zeros(2))], 2)
 
 
+def test_concatenate_flat():
+    arrays = [oracle.normals((2, 3), np.float64), oracle.normals((), np.float64, seed=1)]
+    joined = cupyrec.concatenate([Tensor(a) for a in arrays], axis=None)
+    np.testing.assert_array_equal(joined.data, np.concatenate(arrays, axis=None))
+    assert gradcheck(lambda *t: cupyrec.concatenate(t, None), arrays)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (np.sum, "numpy.sum: arguments must be arrays, cupyrec.sum takes Tensors."),
+        (np.mean, "numpy.mean: arguments must be arrays, cupyrec.mean takes Tensors."),
+        (
+            lambda t: np.concatenate([t, t]),
+            "numpy.concatenate: arguments must be arrays, cupyrec.concatenate takes Tensors.",
+        ),
+        (
+            lambda t: np.where([True, False], t, 0),
+            "numpy.where: arguments must be arrays, cupyrec.where takes Tensors.",
+        ),
+        (np.median, "numpy.median: arguments must be arrays, pass a Tensor's .data."),
+        (np.linalg.norm, "numpy.linalg.norm: arguments must be arrays, pass a Tensor's .data."),
+    ],
+)
+def test_numpys_own_functions_do_not_swallow_the_tape(call, text):
+    with pytest.raises(TypeError, match=oracle.sentence(text)):
+        call(Tensor([1.0, 2.0], requires_grad=True))
+
+
 MATMULS = [
     ((2, 3), (3, 4)), ((0, 3), (3, 4)), ((2, 0), (0, 4)), ((1, 1), (1, 1)), ((5, 2, 3), (3, 4)),
     ((2, 3), (5, 3, 4)), ((5, 1, 2, 3), (6, 3, 4)), ((3,), (3,)), ((3,), (3, 4)), ((2, 3), (3,)),
@@ -173,6 +203,58 @@ def test_matmul(shapes):
 def test_matmul_refuses_what_numpy_refuses(other):
     with pytest.raises((ValueError, TypeError)):
         Tensor(np.zeros((2, 3))) @ other
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((1025, 1025), (1025, 130)), ((17, 1025), (1025, 1300)), ((5, 127, 300), (300, 130)),
+        ((3, 1, 300, 130), (4, 130, 127)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_matmul_in_blocks(shapes):
+    """Products that are cut, by rows, columns or matrices."""
+    a, b = (oracle.integers(shape, -4, 4, seed=i) for i, shape in enumerate(shapes))
+    x, y = Tensor(a, requires_grad=True), Tensor(b, requires_grad=True)
+    z = x @ y
+    truth = np.matmul(np.float64(a), np.float64(b))
+    oracle.check_exact(z.data, truth)
+    grad = oracle.integers(truth.shape, -1, 1, seed=2)
+    z.backward(grad)
+    for got, full in [
+        (x.grad, np.matmul(np.float64(grad), np.float64(b).swapaxes(-1, -2))),
+        (y.grad, np.matmul(np.float64(a).swapaxes(-1, -2), np.float64(grad))),
+    ]:
+        stretched = tuple(
+            i for i, n in enumerate((1,) * (full.ndim - got.ndim) + got.shape) if n == 1
+        )
+        oracle.check_exact(got, full.sum(axis=stretched).reshape(got.shape))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((1025,), (1025, 1025)), ((2, 5000), (5000, 130)), ((17, 1025), (1025, 130)),
+        ((1025, 1025), (1025, 130)), ((3, 2, 5000), (5000, 130)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_matmul_gives_the_same_bits_whatever_blas_may_use(shapes):
+    a, b = (oracle.normals(shape, seed=i) for i, shape in enumerate(shapes))
+
+    def call():
+        x, y = Tensor(a, requires_grad=True), Tensor(b, requires_grad=True)
+        z = x @ y
+        z.backward(np.cos(z.data))
+        return z.data, x.grad, y.grad
+
+    results = set()
+    for threads in (1, 2, 3):
+        with threadpool_limits(threads, user_api="blas"):
+            oracle.check_same_bits(call)
+            results.add(b"".join(array.tobytes() for array in call()))
+    assert len(results) == 1
 
 
 def test_from_dlpack_shares_memory():

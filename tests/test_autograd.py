@@ -1,4 +1,5 @@
 import gc
+import threading
 
 import numpy as np
 import oracle
@@ -46,6 +47,12 @@ def test_prints_like_numpy(shape):
 def test_repr_keeps_columns_aligned():
     text = "Tensor([[1., 2.],\n        [3., 4.]], dtype=float32)"
     assert repr(Tensor([[1.0, 2.0], [3.0, 4.0]])) == text
+
+    class Parameter(Tensor):
+        pass
+
+    text = "Parameter([[1., 2.],\n           [3., 4.]], dtype=float32)"
+    assert repr(Parameter([[1.0, 2.0], [3.0, 4.0]])) == text
 
 
 def test_numbers():
@@ -318,3 +325,26 @@ def test_no_grad():
         assert not is_recording()
     assert is_recording()
     assert (x * 2).requires_grad
+
+
+def test_no_grad_is_of_its_thread():
+    """Two contexts that overlap without one holding the other."""
+    inside, leave = threading.Event(), threading.Event()
+    seen = []
+
+    def work():
+        with no_grad():
+            inside.set()
+            leave.wait(30)
+            seen.append(is_recording())
+        seen.append(is_recording())
+
+    thread = threading.Thread(target=work)
+    with no_grad():
+        thread.start()
+        assert inside.wait(30)
+    assert is_recording()
+    leave.set()
+    thread.join(30)
+    assert seen == [False, True]
+    assert is_recording()

@@ -3,6 +3,7 @@ import oracle
 import pytest
 
 from cupyrec import Tensor, bce_with_logits
+from cupyrec.ops.bce_with_logits import bce_terms
 from cupyrec.testing import gradcheck
 
 f32 = np.float32
@@ -62,6 +63,28 @@ def test_directional_derivative():
     assert gradcheck(lambda z: bce_with_logits(z * 2, soft) * 3, [logits])
 
 
+@pytest.mark.parametrize("dtype", [f32, np.float64])
+def test_vectors_and_labels_that_are_tensors(dtype):
+    logits, labels = case(17, dtype)
+    loss, gradient = run(logits, labels)
+    flat_loss, flat_gradient = run(logits[:, 0], labels[:, 0])
+    assert flat_loss == loss
+    np.testing.assert_array_equal(flat_gradient, gradient[:, 0])
+    truths = Tensor(labels, requires_grad=True)
+    got = run(logits, truths)
+    assert got[0] == loss
+    np.testing.assert_array_equal(got[1], gradient)
+    assert truths.grad is None
+
+
+def test_terms_are_those_of_each_sample():
+    logits, labels = case(17)
+    terms = bce_terms(logits, labels)
+    assert (terms.shape, terms.dtype) == ((17, 1), np.float64)
+    truth = [oracle.bce_with_logits(logits[[i]], labels[[i]], 1)[0] for i in range(17)]
+    np.testing.assert_allclose(terms[:, 0], truth, rtol=1e-12)
+
+
 @pytest.mark.parametrize("z", [-1e30, -1e3, 1e3, 1e30])
 @pytest.mark.parametrize("y", [0, 1])
 def test_extreme_logits_neither_overflow_nor_lose_the_gradient(z, y):
@@ -100,7 +123,11 @@ def test_same_bits_and_other_layouts():
     [
         (
             np.ones(3, f32), np.ones((3, 1), f32), ValueError,
-            "'logits' must have axes (B, 1), got shape (3,).",
+            "'labels' must have axes (B), got shape (3, 1).",
+        ),
+        (
+            np.ones((3, 1), f32), np.ones(3, f32), ValueError,
+            "'labels' must have axes (B, 1), got shape (3,).",
         ),
         (
             np.ones((3, 2), f32), np.ones((3, 1), f32), ValueError,

@@ -9,7 +9,7 @@ import pytest
 import trial
 
 import cupyrec
-from cupyrec import checkpoint, cli
+from cupyrec import checkpoint, cli, commands
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,6 +58,7 @@ def test_help_and_version_load_neither_numpy_nor_numba():
             ["train", "--train", "x", "--batch-size", "0"],
             "must be an integer of at least 1, got '0'",
         ),
+        (["evaluate", "x", "--data", "y", "--threads", "0"], "argument --threads: must be an"),
         (["train", "--train", "x", "--lr", "much"], "argument --lr: invalid float value: 'much'"),
         (["train", "--train", "x", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (
@@ -177,3 +178,27 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(cupyrec.commands, "train", lambda options: {}["no such key"])
     with pytest.raises(KeyError, match="no such key"):
         trial.command("train", "--train", "x")
+
+
+def test_ctrl_c_in_a_compiled_loop(monkeypatch, capsys):
+    def loop(options):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    monkeypatch.setattr(commands, "data_synthetic", loop)
+    assert trial.command("data", "synthetic", "--rows", 1, "--out", "none") == 130
+    assert capsys.readouterr().err == "cupyrec: interrupted\n"
+
+
+def test_a_synthetic_log_is_not_overwritten_unasked(tmp_path, capsys):
+    arguments = "data", "synthetic", "--rows", 10, "--out", tmp_path / "log.tsv"
+    assert trial.command(*arguments) == 0
+    before = (tmp_path / "log.tsv").read_bytes()
+    assert trial.command(*arguments, "--seed", 1) == 2
+    assert "log.tsv' must not exist without --overwrite.\n" in capsys.readouterr().err
+    assert (tmp_path / "log.tsv").read_bytes() == before
+    assert trial.command(*arguments, "--seed", 1, "--overwrite") == 0
+    assert (tmp_path / "log.tsv").read_bytes() != before
+    assert trial.command(*arguments, "--overwrite", "--zipf", "nan") == 2

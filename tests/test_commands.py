@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import time
 import tomllib
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def test_a_run_and_its_result(logs, tmp_path, capsys):
     }  # fmt: skip
     assert (result["steps"], result["samples"]) == (20, 600)  # the batch of 12 rows too
     assert {p.name for p in out.iterdir()} == {
-        "config.toml", "metrics.jsonl", "checkpoints", "last", "best",
+        ".lock", "config.toml", "metrics.jsonl", "checkpoints", "last", "best",
     }  # fmt: skip
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1]) == result
@@ -138,9 +139,9 @@ def test_an_evaluation_that_falls_on_an_epochs_end_is_done_once(logs, tmp_path):
         (["--model", "dln"], "train: --model must be one of ['dlrm'], got 'dln'."),
         (["--set", "model.name=5"], "train: --model must be one of ['dlrm'], got '5'."),
         (["--optimizer", "adm"], "train: --optimizer must be one of"),
-        (["--set", "training.epoch=2"], "got 'epoch'; did you mean 'epochs'?"),
-        (["--set", "model.tops=[2]"], "got 'tops'; did you mean 'top'?"),
-        (["--set", "modl.top=[2]"], "got 'modl'; did you mean 'model'?"),
+        (["--set", "training.epoch=2"], "must be known (did you mean 'epochs'?), got 'epoch'."),
+        (["--set", "model.tops=[2]"], "must be known (did you mean 'top'?), got 'tops'."),
+        (["--set", "modl.top=[2]"], "must be known (did you mean 'model'?), got 'modl'."),
         (["--set", "lr=2"], "config: a setting must be SECTION.KEY=VALUE, got 'lr=2'."),
         (["--set", "training.seed=1.5"], "[training] seed must be int like 0, got 1.5."),
         (["--set", "training.batch_size=0"], "'batch_size' must be at least 1, got 0."),
@@ -152,6 +153,8 @@ def test_an_evaluation_that_falls_on_an_epochs_end_is_done_once(logs, tmp_path):
         (["--set", "model.dropout=1.0"], "must lie in [0, 1), got 1.0."),
         (["--set", "optimizer.warmup_steps=9", "--set", "optimizer.decay_steps=2"], "warm-up"),
         (["--device", "cuda"], "--device must be cpu in cupyrec"),
+        (["--set", "data.buckets=true"], "data.buckets must be left to the columns of --schema"),
+        (["--config", "plain.toml"], "be left to the columns of --schema, got False."),
         (["--config", "model.toml"], "config: 'model' must be a section [model], got 'dlrm'."),
         (["--config", "broken.toml"], "config: 'broken.toml' must be TOML, got "),
     ],
@@ -160,6 +163,7 @@ def test_wrong_usage(more, message, logs, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("model.toml").write_text('model = "dlrm"\n')
     Path("broken.toml").write_text("[model\n")
+    Path("plain.toml").write_text("[data]\nbuckets = false\n")
     Path("run").mkdir()
     Path("run", "metrics.jsonl").write_text("precious\n")
     assert trial.train(logs, "run", "--overwrite", *more) == 2
@@ -171,13 +175,23 @@ def test_wrong_usage(more, message, logs, tmp_path, capsys, monkeypatch):
     assert Path("run", "metrics.jsonl").read_text() == "precious\n"
 
 
+def test_a_saved_config_trains_again(logs, tmp_path):
+    assert trial.train(logs, tmp_path / "a", "--seed", 3) == 0
+    config = tmp_path / "a" / "config.toml"
+    assert trial.command("train", *logs, "--config", config, "--out", tmp_path / "b") == 0
+    assert trial.files(tmp_path / "a" / "last") == trial.files(tmp_path / "b" / "last")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, ": must be a file, found nothing there."),
         ("", ": must have at least one row, got an empty file."),
-        ("1\t0.5\t7\n", ", line 1, column 'item': a line must have 4 columns, got 3."),
-        ("1\t0.5\t7\tff\nyes\t0.5\t7\tff\n", ", line 2, column 'click': the label must be 0 or 1"),
+        ("1\t0.5\n", ", line 1, column 'user': a line must have 4 columns, got 2."),
+        (
+            "1\t0.5\t7\tff\nyes\t0.5\t7\tff\n",
+            ", line 2, column 'click': the label must be 0 or 1, got 'yes'.",
+        ),
         ("1\tnan\t7\tff\n", ", line 1, column 'price': must be a finite number, got 'nan'."),
     ],
 )
@@ -185,37 +199,55 @@ def test_bad_data(content, message, logs, tmp_path, capsys):
     bad = tmp_path / "bad.tsv"
     if content is not None:
         bad.write_text(content)
-    run = tmp_path / "run"
-    assert trial.train(logs, run, "--valid", bad) == 1
-    assert capsys.readouterr().err == f"cupyrec: {bad}{message}\n" or content.startswith(
-        "1\t0.5\t7\tff"
-    )
-    good = tmp_path / "good"
+    good, output = tmp_path / "good", tmp_path / "p.npy"
     assert trial.train(logs, good) == 0
     capsys.readouterr()
-    for command in (["evaluate"], ["predict", "--output", tmp_path / "p.npy"]):
-        code = trial.command(command[0], good, "--data", bad, *command[1:])
-        if command[0] == "predict" and content and "yes" in content:
+    for words in (
+        ["train", "--train", bad, *logs[2:]],
+        ["train", *logs, "--valid", bad],
+        ["evaluate", good, "--data", bad],
+        ["predict", good, "--data", bad, "--output", output],
+    ):
+        code = trial.command(*words)
+        captured = capsys.readouterr()
+        if words[0] == "predict" and "'click'" in message:
             assert code == 0  # it looks at no label
+            assert len(np.load(output)) == 2
             continue
         assert code == 1
-        captured = capsys.readouterr()
         assert captured.out == ""
-        assert captured.err.startswith(f"cupyrec: {bad}{message}")
-        assert captured.err.count("\n") == 1
-        assert not (tmp_path / "p.npy").exists()
+        assert captured.err.splitlines()[-1] == f"cupyrec: {bad}{message}"
+        assert "Traceback" not in captured.err
+        assert not output.exists()
+
+
+def test_malformed_lines_are_skipped_as_in_training_but_never_by_predict(
+    logs, tmp_path, capsys, caplog
+):
+    bad, output = tmp_path / "bad.tsv", tmp_path / "p.npy"
+    bad.write_text("1\t0.5\t7\tff\n1\tnan\t7\tff\n0\t0.5\t8\tff\n")
+    run = tmp_path / "run"
+    assert trial.train(logs, run, "--set", "data.on_error=skip") == 0
+    caplog.clear()
+    assert trial.command("evaluate", run, "--data", bad) == 0
+    assert f"skipped 1 malformed lines, the first: {bad}, line 2, column 'price'" in caplog.text
+    capsys.readouterr()
+    assert trial.command("predict", run, "--data", bad, "--output", output) == 1
+    message = f"cupyrec: {bad}, line 2, column 'price': must be a finite number, got 'nan'.\n"
+    assert capsys.readouterr().err == message
+    assert not output.exists()
 
 
 def test_no_run_to_resume(logs, tmp_path, capsys):
-    assert trial.command("train", *logs, "--resume", tmp_path / "none") == 1
+    assert trial.command("train", *logs, "--resume", tmp_path / "none") == 2
     path = tmp_path / "none" / "config.toml"
-    message = f"cupyrec: config: '{path}' must be a file, found nothing there.\n"
+    message = f"cupyrec: train: --resume must name a run's folder, got '{path.parent}'.\n"
     assert capsys.readouterr().err == message
     assert list(tmp_path.iterdir()) == []
     path.parent.mkdir()
     path.touch()  # killed before its first checkpoint
-    assert trial.command("train", *logs, "--resume", path.parent) == 1
-    assert "none/last' must be a checkpoint folder, got no " in capsys.readouterr().err
+    assert trial.command("train", *logs, "--resume", path.parent) == 2
+    assert "--resume must name a run's folder, got '" in capsys.readouterr().err
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -297,6 +329,50 @@ def test_predictions_in_three_formats(logs, tmp_path, capsys):
     assert "predict: --output must end in .npy, .parquet or .csv" in capsys.readouterr().err
 
 
+def test_predictions_need_no_label_column(logs, tmp_path):
+    run, bare = tmp_path / "run", tmp_path / "bare.tsv"
+    assert trial.train(logs, run) == 0
+    lines = Path(logs[5]).read_text().splitlines(keepends=True)
+    bare.write_text("".join(line.partition("\t")[2] for line in lines))
+    got = []
+    for path in (logs[5], bare):
+        output = tmp_path / f"{len(got)}.npy"
+        assert trial.command("predict", run, "--data", path, "--output", output) == 0
+        got.append(np.load(output))
+    assert len(got[0]) == 200
+    np.testing.assert_array_equal(got[1], got[0])
+
+
+def test_the_device_and_its_threads_are_logged(logs, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(cpu, "_threads", cpu.num_threads())  # put back at the end
+    run = tmp_path / "run"
+    for threads, words in enumerate([
+        ["train", *logs, *trial.SMALL, "--out", run],
+        ["evaluate", run, "--data", logs[5]],
+        ["predict", run, "--data", logs[5], "--output", tmp_path / "p.npy"],
+    ], 1):  # fmt: skip
+        caplog.clear()
+        assert trial.command(*words, "--threads", threads) == 0
+        told = [r.getMessage() for r in caplog.records if "device" in r.getMessage()]
+        assert told == [f"device cpu, {threads} thread{'' if threads == 1 else 's'}"]
+        assert cpu.num_threads() == threads
+
+
+def test_the_speed_of_an_evaluation_is_that_of_its_rows_alone(logs, tmp_path, capsys, monkeypatch):
+    assert trial.train(logs, tmp_path / "run") == 0
+    load = checkpoint.load
+
+    def slow_load(*arguments):
+        time.sleep(0.5)
+        return load(*arguments)
+
+    monkeypatch.setattr(checkpoint, "load", slow_load)
+    capsys.readouterr()
+    assert trial.command("evaluate", tmp_path / "run", "--data", logs[5]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert 0 < 200 / result["samples_per_second"] <= result["seconds"] - 0.5
+
+
 def test_evaluation_of_a_run_or_of_one_checkpoint(logs, tmp_path, capsys):
     run = tmp_path / "run"
     assert trial.train(logs, run, "--epochs", 2) == 0
@@ -359,3 +435,10 @@ def test_real_clicks(tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)
     assert (result["steps"], result["samples"]) == (20, 2 * 9795)
     assert result["valid_auc"] > 0.69
+
+
+def test_training_without_out_says_that_nothing_is_kept(logs, capsys, caplog):
+    assert trial.command("train", *logs, "--out", "") == 2
+    assert "train: --out must name a folder, got ''.\n" in capsys.readouterr().err
+    assert trial.command("train", *logs) == 0
+    assert "without --out neither model nor metrics are kept" in caplog.messages

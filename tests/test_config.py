@@ -59,16 +59,15 @@ def test_later_changes_win_and_defaults_stay():
     [
         (
             {"optimiser": {}}, ValueError,
-            "config: a section must be known, got 'optimiser'; did you mean 'optimizer'?",
+            "config: a section must be known (did you mean 'optimizer'?), got 'optimiser'.",
         ),
         (
             {"xyz": {}}, ValueError,
-            "config: a section must be known, got 'xyz'; "
-            "known are ['data', 'model', 'optimizer', 'training'].",
+            "config: a section must be known (data, model, optimizer, training), got 'xyz'.",
         ),
         (
             {"training": {"epoch": 1}}, ValueError,
-            "config: a key of [training] must be known, got 'epoch'; did you mean 'epochs'?",
+            "config: a key of [training] must be known (did you mean 'epochs'?), got 'epoch'.",
         ),
         (
             {"training": 3}, TypeError,

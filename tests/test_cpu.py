@@ -1,9 +1,13 @@
 import logging
+import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
+import numba
 import numpy as np
 import oracle
 import pytest
@@ -51,6 +55,42 @@ def test_parallel_raises_what_a_block_raises(threads):
     assert sorted(done) == list(range(10))
 
 
+def test_parallel_raises_once_no_block_runs():
+    before, meeting = cpu.num_threads(), threading.Barrier(4, timeout=30)
+    caller, running = threading.get_ident(), set()
+
+    def work(i, j):
+        running.add(i)
+        meeting.wait()  # each thread has one block
+        helps = threading.get_ident() != caller
+        time.sleep(0.02 * i * helps)
+        running.remove(i)
+        if helps:
+            raise RuntimeError(f"block {i}")
+
+    cpu.set_num_threads(4)
+    try:
+        for _ in range(8):
+            with pytest.raises(RuntimeError, match="block"):
+                cpu.parallel(work, 4, 1)
+            assert not running
+    finally:
+        cpu.set_num_threads(before)
+
+
+def test_blocks_find_the_context_of_the_caller(threads):
+    meeting = threading.Barrier(threads, timeout=30)
+    seen = []
+
+    def work(i, j):
+        meeting.wait()
+        seen.append(np.geterr()["over"])
+
+    with np.errstate(over="raise"):
+        cpu.parallel(work, threads, 1)
+    assert seen == ["raise"] * threads
+
+
 def test_parallel_may_be_nested(threads):
     done = []
 
@@ -91,6 +131,137 @@ def test_set_num_threads_refuses(value, error, text):
     with pytest.raises(error, match=oracle.sentence(text)):
         cpu.set_num_threads(value)
     assert cpu.num_threads() == before
+
+
+def write(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+V1 = "sys/fs/cgroup/cpu/"
+V2 = "sys/fs/cgroup/"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("0::/\n", {}, np.inf),
+        ("0::/\n", {V2 + "cpu.max": "max 100000\n"}, np.inf),
+        ("0::/\n", {V2 + "cpu.max": "250000 100000\n"}, 2.5),
+        ("0::/a/b\n", {V2 + "a/cpu.max": "150000 50000", V2 + "a/b/cpu.max": "max 100000"}, 3),
+        ("0::/a/b\n", {V2 + "a/cpu.max": "9 1", V2 + "a/b/cpu.max": "5 10"}, 0.5),
+        ("0::/../x\n", {V2 + "cpu.max": "2 1"}, 2),
+        (
+            "3:cpuset:/\n2:cpu,cpuacct:/a\n0::/\n",
+            {V1 + "a/cpu.cfs_quota_us": "400", V1 + "a/cpu.cfs_period_us": "100"},
+            4,
+        ),
+        (
+            "2:cpu,cpuacct:/not/seen/from/here\n",
+            {V1 + "cpu.cfs_quota_us": "400\n", V1 + "cpu.cfs_period_us": "100\n"},
+            4,
+        ),
+        ("1:cpu:/\n", {V1 + "cpu.cfs_quota_us": "-1", V1 + "cpu.cfs_period_us": "100"}, np.inf),
+    ],
+)
+def test_quota_of_control_groups(tmp_path, groups, files, cores):
+    write(tmp_path, {"proc/self/cgroup": groups, **files})
+    assert cpu._quota(tmp_path) == cores
+
+
+def test_quota_where_there_are_no_control_groups(tmp_path):
+    assert cpu._quota(tmp_path) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("variable", "quota", "threads"),
+    [("3", 1, 3), ("1", 9, 1), ("", 9, 4), (None, 9, 4), ("0", 2.5, 3), ("many", 0.5, 1)],
+)
+def test_threads_at_first(monkeypatch, variable, quota, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5, 7})
+    monkeypatch.setattr(cpu, "_quota", lambda: quota)
+    if variable is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert cpu._initial_threads() == threads
+
+
+INNER = """
+from cupyrec import cpu
+@cpu.exact_loop
+def add(x):
+    return x + 1
+"""
+OUTER = """
+from cupyrec import cpu
+from cupyrec.inner import add
+@cpu.exact_loop
+def twice(x):
+    return add(add(x))
+"""
+PROGRAM = """
+from cupyrec.outer import twice
+print(twice(5), sum(twice.stats.cache_hits.values()))
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """Another cupyrec, of two loops in two files, and how to run it."""
+    source = Path(cpu.__file__).parent
+    write(tmp_path, {f"cupyrec/{n}.py": t for n, t in [("inner", INNER), ("outer", OUTER)]})
+    for name in ("cpu.py", "errors.py"):
+        shutil.copy(source / name, tmp_path / "cupyrec")
+    (tmp_path / "cupyrec/__init__.py").touch()
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
+    environment |= {"PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(home), "HOME": str(home)}
+
+    def run(**more):
+        command = [sys.executable, "-c", PROGRAM]
+        done = subprocess.run(
+            command, env=environment | more, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return (*map(int, done.stdout.split()), done.stderr)
+
+    return tmp_path / "cupyrec", run
+
+
+def test_cache_sees_a_change_of_what_a_loop_inlines(package):
+    folder, run = package
+    assert [run(), run()] == [(7, 0, ""), (7, 1, "")]
+    home = folder.parent / "home"
+    kept = sorted(file.suffix for file in home.rglob("*.nb?"))
+    assert ".nbc" in kept
+    assert not list(folder.rglob("*.nb?"))  # what outlives an uninstall hides the next install
+    for k in (2, 30):
+        write(folder, {"inner.py": INNER.replace("x + 1", f"x + {k}")})
+        assert [run(), run()] == [(5 + 2 * k, 0, ""), (5 + 2 * k, 1, "")]
+        assert sorted(file.suffix for file in home.rglob("*.nb?")) == kept
+    write(folder, {"plain.py": "x = 1"})  # holds no loop
+    assert run() == (65, 1, "")
+
+
+def test_cache_goes_where_it_can(package):
+    folder, run = package
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+    (folder / "__pycache__").touch()  # even root cannot make a folder of that name
+    assert [run(), run()] == [(7, 0, ""), (7, 1, "")]  # in the user's cache folder
+    other = str(folder.parent / "other")
+    assert [run(NUMBA_CACHE_DIR=other)[1] for _ in range(2)] == [0, 1]
+    nowhere = str(folder / "__pycache__")
+    got = run(XDG_CACHE_HOME=nowhere, HOME=nowhere)
+    assert got[:2] == (7, 0)
+    assert got[2].count("found no folder to keep the compiled CPU loops in") == 1
+
+
+def test_numbas_own_cache_is_left_alone():
+    assert numba.core.dispatcher.FunctionCache is not cpu._LoopCache
+    assert not numba.njit(lambda x: x)._cache.cache_path
 
 
 @cpu.loop

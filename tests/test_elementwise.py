@@ -118,12 +118,21 @@ def test_numpys_own_functions_do_not_swallow_the_tape():
 
 def test_comparisons():
     x = Tensor([1.0, 2.0, 3.0])
-    for f in (operator.lt, operator.le, operator.gt, operator.ge):
+    for f in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne):
         for other in (2, np.array([2.0, 2.0, 2.0]), Tensor([3.0, 2.0, 1.0])):
             plain = other.data if isinstance(other, Tensor) else other
             np.testing.assert_array_equal(f(x, other), f(x.data, plain))
             np.testing.assert_array_equal(f(other, x), f(plain, x.data))
+            assert isinstance(f(x, other), np.ndarray)
+            assert isinstance(f(other, x), np.ndarray)
     np.testing.assert_array_equal(cupyrec.where(x > 1, x, 0.5).data, [0.5, 2, 3])
+
+
+def test_tensors_are_keys_by_identity():
+    x, y = Tensor([1.0, 2.0]), Tensor([1.0, 2.0])
+    assert {x: 1, y: 2}[x] == 1
+    assert len({x, y, x}) == 2
+    assert x not in {y}
 
 
 @unary

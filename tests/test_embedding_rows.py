@@ -1,4 +1,5 @@
 import mmap
+import re
 
 import numpy as np
 import oracle
@@ -64,6 +65,80 @@ def test_gather_of_nothing():
     out = np.empty((2, 3), np.float32)
     gather_rows(RowMemory(np.empty(0, np.uint64), 4, 4), *only, out)
     np.testing.assert_array_equal(out, [[1, 2, 3]] * 2)
+
+
+GATHER = dict(
+    rows=np.array([0, -1]), inverse=np.array([0, 1, 0]), unseen=np.zeros((1, 3), np.float32),
+    out=np.zeros((3, 3), np.float32),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        (dict(rows=np.zeros(2)), TypeError, "'rows' must be int64, got float64."),
+        (dict(inverse=np.zeros(3, np.int32)), TypeError, "'inverse' must be int64, got int32."),
+        (dict(unseen=np.zeros((1, 3))), TypeError, "'unseen' must be float32, got float64."),
+        (dict(out=np.zeros((3, 3))), TypeError, "'out' must be float32, got float64."),
+        (dict(rows=np.zeros((2, 1), int)), ValueError,
+         "'rows' must have axes (U), got shape (2, 1)."),
+        (dict(inverse=np.zeros(4, int)), ValueError,
+         "'out' must have N = 4 like 'inverse', got shape (3, 3)."),
+        (dict(unseen=np.zeros((1, 2), np.float32)), ValueError,
+         "'unseen' must have D = 3 like 'out', got shape (1, 2)."),
+        (dict(unseen=np.zeros((1, 5), np.float32), out=np.zeros((3, 5), np.float32)), ValueError,
+         "'out' must have 1 * D <= 4, the floats of a row, got shape (3, 5)."),
+    ],
+)  # fmt: skip
+def test_gather_refuses(wrong, error, text):
+    memory, _ = chunked(oracle.normals((4, 4)), 1)
+    with pytest.raises(error, match=oracle.sentence(f"gather_rows: {text}")):
+        gather_rows(memory, **GATHER | wrong)
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "text"),
+    [
+        (np.zeros((1, 3)), TypeError, "'values' must be float32, got float64."),
+        (np.zeros(3, np.float32), ValueError, "'values' must have axes (N, D), got shape (3,)."),
+        (np.zeros((1, 5), np.float32), ValueError,
+         "'values' must have 1 * D <= 4, the floats of a row, got shape (1, 5)."),
+    ],
+)  # fmt: skip
+def test_write_refuses(values, error, text):
+    before = oracle.normals((4, 4))
+    memory, chunks = chunked(before, 1)
+    with pytest.raises(error, match=oracle.sentence(f"write_rows: {text}")):
+        write_rows(memory, 0, values)
+    np.testing.assert_array_equal(unchunked(chunks, 4), before)
+
+
+def test_addresses_are_uint64():
+    memory, _ = chunked(oracle.normals((4, 4)), 1)
+    memory = memory._replace(chunks=memory.chunks.astype(np.int64))
+    with pytest.raises(TypeError, match=r"write_rows: 'memory.chunks' must be uint64, got int64."):
+        write_rows(memory, 0, np.zeros((1, 4), np.float32))
+
+
+def check_update_refuses(update, parts):
+    """An update of rows that are [w, …] in `parts` parts refuses what it cannot run on."""
+    before = oracle.normals((4, 12))
+    memory, chunks = chunked(before, 1)
+    rows, g = np.arange(2), np.zeros((2, 12 // parts), np.float32)
+    for call, error, text in [
+        (lambda: update(memory, rows.astype(np.int32), g), TypeError, "'rows' must be int64"),
+        (lambda: update(memory, rows, g.astype(float)), TypeError, "'g' must be float32"),
+        (lambda: update(memory, np.arange(3), g), ValueError, "'g' must have U = 3 like 'rows'"),
+        (lambda: update(memory, rows, g[0]), ValueError, "'g' must have axes (U, D)"),
+        (
+            lambda: update(memory, rows, np.ones((2, 12 // parts + 1), np.float32)),
+            ValueError, f"'g' must have {parts} * D <= 12, the floats of a row",
+        ),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=rf"_rows: {re.escape(text)}.*\.$"):
+            call()
+    np.testing.assert_array_equal(unchunked(chunks, 4), before)
+    update(memory, rows, g)  # the widest
 
 
 def test_offsets_beyond_4_gib():

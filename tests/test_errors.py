@@ -84,3 +84,15 @@ def test_rate_takes_numbers_below_1(value):
 def test_rate_refuses(value, error, text):
     with pytest.raises(error, match=oracle.sentence(text)):
         errors.rate("f", "p", value)
+
+
+def test_vectors():
+    x = np.zeros(3, np.float32)
+    assert errors.vectors("f", w=x, g=x) is None
+    for other, error, text in [
+        (np.zeros(3), TypeError, "f: 'g' must be float32, got float64."),
+        (np.zeros(2, np.float32), ValueError, "f: 'g' must have N = 3 like 'w', got shape (2,)."),
+        (x[:, None], ValueError, "f: 'g' must have axes (N), got shape (3, 1)."),
+    ]:
+        with pytest.raises(error, match=oracle.sentence(text)):
+            errors.vectors("f", w=x, g=other)

@@ -193,7 +193,7 @@ def refusals():
         ),
         (
             (x.astype(int), weights, biases), {}, TypeError,
-            "'x' must be float32 or float64, got int64.",
+            "'x' must be float32, got int64.",
         ),
         (
             (x, [], []), {}, ValueError,

@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 from oracle import sentence
 
 from cupyrec.embedding import MemoryStore, Rows, StatePart, memory_store
+from cupyrec.ops.sgd import sgd_rows
 
 ENDS = [-(2**63), -1, 0, 1, 2**63 - 1]
 
@@ -191,3 +194,15 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match=sentence(text)):
         store.import_rows(Rows(tables, ids[:1], np.zeros((2, 3), np.float32), {}))
     assert len(store) == 2
+
+
+def test_a_copy_has_rows_of_its_own():
+    store = MemoryStore(2)
+    tables, ids = np.zeros(3, np.uint32), np.array([5, -1, 7])
+    store.find_or_insert(tables, ids, lambda t, i: np.ones((len(i), 2), np.float32))
+    other = copy.deepcopy(store)
+    other.update(np.array([0, 1]), lambda m, r: sgd_rows(m, r, np.ones((2, 2), np.float32), lr=1.0))
+    assert store.export_rows(0, 3).vectors.tolist() == [[1, 1]] * 3
+    del store
+    assert other.export_rows(0, 3).vectors.tolist() == [[0, 0], [0, 0], [1, 1]]
+    assert other.find(tables, ids).tolist() == [0, 1, 2]

@@ -117,6 +117,6 @@ def test_what_is_refused(arguments, options, error, text):
 
 
 def test_an_input_of_another_width():
-    text = "fused_mlp: 'weights[0]' must have axes (N, 4), got shape (1, 3)."
+    text = "fused_mlp: 'x' must have N = 3 like 'weights[0]', got shape (2, 4)."
     with pytest.raises(ValueError, match=sentence(text)):
         seeded(3, [], 1)(np.zeros((2, 4), np.float32))

@@ -6,7 +6,7 @@ import pytest
 from oracle import sentence
 
 import cupyrec
-from cupyrec import nn, optim, random
+from cupyrec import models, nn, optim, random
 from cupyrec.embedding import Uniform
 from cupyrec.optim import SGD, Adagrad, Adam
 
@@ -261,3 +261,25 @@ def test_what_is_refused(build, error, text):
     with pytest.raises(error, match=sentence(text)):
         build(nn.Parameter([1.0]))
     SGD([nn.Parameter([1.0])], 0.0).step()  # a learning rate of 0 is one
+
+
+@pytest.mark.parametrize("later", [optim.SGD, optim.Adam])
+def test_an_optimizer_that_lost_its_parameters_refuses_to_step(later):
+    model = models.DLRM(2, 3, embedding_dim=2, bottom=[], top=[4])
+    first = optim.Adagrad(model.parameters(), 0.1)
+    later(model.parameters(), 0.1)
+    model(np.ones((4, 2), np.float32), np.arange(12).reshape(4, 3)).sum().backward()
+    before = [p.data.copy() for _, p in model.named_parameters()]
+    rows = model.embedding.group.store.export_rows(0, 12)
+    with pytest.raises(ValueError, match=r"^Adagrad.step: its parameters must not belong to a "):
+        first.step()
+    assert all(
+        (p.data == b).all() for (_, p), b in zip(model.named_parameters(), before, strict=True)
+    )
+    assert (model.embedding.group.store.export_rows(0, 12).vectors == rows.vectors).all()
+
+
+@pytest.mark.parametrize("options", [{"eps": 0.0}, {"eps": math.nan}, {"initial_accumulator": -1}])
+def test_adagrad_refuses_what_divides_by_zero(options):
+    with pytest.raises(ValueError, match="^Adagrad: '.*' must be finite and "):
+        optim.Adagrad([cupyrec.Tensor([1.0], requires_grad=True)], 0.1, **options)

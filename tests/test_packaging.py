@@ -81,6 +81,7 @@ def test_metadata(facts: Message) -> None:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"
     )
     assert (facts["Name"], facts["Version"]) == ("cupyrec", version)
+    assert "embeddings keyed by raw 64-bit ids" in facts["Summary"]
     assert (facts["License-Expression"], facts["License-File"]) == ("Apache-2.0", "LICENSE")
     assert facts["Requires-Python"] == ">=3.11"
     assert facts.get_payload().strip() == (ROOT / "README.md").read_text().strip()

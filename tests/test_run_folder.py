@@ -52,7 +52,7 @@ def test_forget_after_drops_later_steps_results_and_broken_lines(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 3}\n{"step": 4, "loss": 1.0}\n'
     run.forget_after(2)
     assert run.metrics() == []
-    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert {p.name for p in tmp_path.iterdir()} == {".lock", "metrics.jsonl"}
 
 
 def test_links_point_to_the_last_and_the_best(tmp_path):
@@ -95,9 +95,11 @@ def test_a_full_folder_is_refused_overwritten_or_resumed(tmp_path):
     with pytest.raises(FileExistsError, match=text):
         RunFolder(run.path)
     assert len(RunFolder(run.path, resume=True).metrics()) == 1
-    assert len(list(run.path.iterdir())) == 7
+    assert len(list(run.path.iterdir())) == 8  # with .lock
     RunFolder(run.path, overwrite=True)
-    assert sorted(p.name for p in run.path.rglob("*")) == ["checkpoints", "notes.txt"]
+    assert sorted(p.name for p in run.path.rglob("*")) == [
+        ".lock", "checkpoints", "notes.txt",
+    ]  # fmt: skip
     with pytest.raises(NotADirectoryError, match=r"notes.txt' must be a folder, got a file\.$"):
         RunFolder(run.path / "notes.txt", overwrite=True)
 
@@ -173,7 +175,7 @@ def test_killed_at_every_turn_of_a_save(tmp_path):
         run.save(model, optimizer, {"step": 4})  # as a resumed run will; it removes what was left
         kept = {run.last.resolve().name, run.best.resolve().name}
         assert {p.name for p in (run.path / "checkpoints").iterdir()} == kept
-        assert {p.name for p in run.path.iterdir()} == {"checkpoints", "last", "best"}
+        assert {p.name for p in run.path.iterdir()} == {".lock", "checkpoints", "last", "best"}
     assert len(turns) > 20
     assert seen == {(2, 1), (2, 3), (3, 3)}
 
@@ -229,7 +231,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
                 trial.train(logs, run, *EVERY, *CASES[optimizer])
         else:
             assert trial.train(logs, run, *EVERY, *CASES[optimizer]) == 130
-            assert f"cupyrec: SIGINT: stopped after step {step}\n" in capsys.readouterr().err
+            message = f"cupyrec: SIGINT: stopped after step {step}, saved in {run}\n"
+            assert message in capsys.readouterr().err
             assert (run / "last").resolve().name == f"step-{step}"
     assert trial.command("train", *logs, "--resume", run) == 0
     check_same_run(run, uninterrupted / optimizer)
@@ -317,11 +320,16 @@ def test_what_cannot_be_resumed_is_left_as_it_was(logs, tmp_path, capsys):
     run = tmp_path / "run"
     with trial.at_step(5, trial.interrupt):
         assert trial.train(logs, run) == 130
+    other = tmp_path / "other.toml"
+    trial.SCHEMA.save(other)
+    other.write_text(other.read_text().replace('"user"', '"visitor"'))
     before = {p: p.read_bytes() for p in sorted(run.rglob("*")) if p.is_file()}
     for more, code, message in [
         (["--batch-size", 16], 2, "train: --batch-size must stay 32 within an epoch, got 16."),
-        (["--embedding-dim", 8], 1, "must have the model's groups [('embedding.group', 8)]"),
-        (["--set", "model.top=[9]"], 1, "load_state_dict: 'top.weights.0' must have shape"),
+        (["--embedding-dim", 8], 2, "train: [model] must stay {'name': 'dlrm', "),
+        (["--set", "model.top=[9]"], 2, "train: [model] must stay {'name': 'dlrm', "),
+        (["--seed", 9], 2, "train: --seed must stay 0, got 9."),
+        (["--schema", other], 2, f"train: --schema must stay that of '{run}', got another."),
         (["--optimizer", "sgd"], 1, "must have the state of SGD, got Adagrad."),
         (["--overwrite"], 2, "train: --resume must come without --out and --overwrite, got both."),
         (["--train", run / "none.tsv"], 1, "none.tsv: must be a file, found nothing there."),
@@ -330,3 +338,31 @@ def test_what_cannot_be_resumed_is_left_as_it_was(logs, tmp_path, capsys):
         assert trial.command("train", *logs, "--resume", run, *more) == code
         assert message in capsys.readouterr().err
         assert {p: p.read_bytes() for p in sorted(run.rglob("*")) if p.is_file()} == before
+
+
+def test_one_process_writes_at_a_time(tmp_path):
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(BlockingIOError, match=r"must have one writer, got another process"):
+            RunFolder(tmp_path, resume=True)
+        other.kill()
+        other.wait()
+    RunFolder(tmp_path, resume=True).log(step=1)
+
+
+WRITER = """
+import sys, time
+from cupyrec import RunFolder
+run = RunFolder(sys.argv[1])
+print("open", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_copy_without_links_is_refused_at_once(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.save(*small(), {"step": 1})
+    shutil.copytree(run.path, tmp_path / "copy")  # follows links
+    with pytest.raises(ValueError, match=r"copy/last' must be a link, got a file or folder.$"):
+        RunFolder(tmp_path / "copy", resume=True)

@@ -86,3 +86,13 @@ def test_same_bits():
 def test_refuses(x, positions, error, text):
     with pytest.raises(error, match=oracle.sentence(f"segment_sum: {text}")):
         segment_sum(x, np.array([0, 2]), positions)
+
+
+@pytest.mark.parametrize("name", ["offsets", "positions"])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint64])
+def test_refuses_other_integers(name, dtype):
+    arrays = {"offsets": np.array([0, 2]), "positions": np.arange(2)}
+    arrays[name] = arrays[name].astype(dtype)
+    text = f"segment_sum: '{name}' must be int64, got {np.dtype(dtype)}."
+    with pytest.raises(TypeError, match=oracle.sentence(text)):
+        segment_sum(np.zeros((2, 3), np.float32), **arrays)

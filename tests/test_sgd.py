@@ -1,7 +1,7 @@
 import numpy as np
 import oracle
 import pytest
-from test_embedding_rows import chunked, unchunked
+from test_embedding_rows import check_update_refuses, chunked, unchunked
 
 from cupyrec.ops.sgd import sgd_dense, sgd_rows
 
@@ -65,3 +65,17 @@ def test_same_bits():
         return w, unchunked(chunks, 5000)
 
     oracle.check_same_bits(call)
+
+
+def test_rows_refuse():
+    check_update_refuses(lambda *a: sgd_rows(*a, lr=1.0), parts=1)
+
+
+@pytest.mark.parametrize("name", ["w", "g"])
+def test_dense_refuses(name):
+    arrays = {n: np.ones(3, np.float32) for n in ["w", "g"]}
+    text = f"sgd_dense: '{name}' must be float32, got float64."
+    with pytest.raises(TypeError, match=oracle.sentence(text)):
+        sgd_dense(**arrays | {name: np.ones(3)}, lr=1.0)
+    with pytest.raises(ValueError, match="sgd_dense: '.' must have N = "):
+        sgd_dense(**arrays | {name: np.ones(2, np.float32)}, lr=1.0)

@@ -23,7 +23,7 @@ MAX_LINES = 450
 # Lower never imports higher; "cupyrec" is the namespace of cupyrec/__init__.py.
 LAYERS = (
     "errors < cpu < arrays < random < autograd < ops < parallel < embedding < optim < nn < models"
-    " < checkpoint config data metrics run_folder testing training < cupyrec"
+    " < checkpoint config data interruption metrics run_folder testing training < cupyrec"
     " < cli commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}

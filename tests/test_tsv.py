@@ -329,22 +329,6 @@ def test_missing_files(tmp_path, write):
         TSV([], Schema((LABEL, CODE)))
 
 
-# Labels
-
-
-def test_without_labels_their_column_is_not_looked_at(write):
-    path = write("\ta\nwhatever\tb\n7\tc\n")
-    data = TSV(path, Schema((LABEL, CODE)), labels=False)
-    assert rows(data, 2) == [(None, [], [10]), (None, [], [11]), (None, [], [12])]
-
-
-def test_a_schema_without_label(write):
-    path = write("a\nb\n")
-    assert rows(TSV(path, Schema((CODE,)), labels=False), 9) == [(None, [], [10]), (None, [], [11])]
-    with pytest.raises(ValueError, match=r"clicks.tsv: its schema must have a label column"):
-        TSV(path, Schema((CODE,)))
-
-
 # Malformed lines
 
 FIVE = Schema((LABEL, SIZE, PRICE, CODE, ITEM))

@@ -1,7 +1,6 @@
 """Text to numbers: the loops that turn the bytes of a delimited file into ids and values.
 
-One pass over the bytes, straight into the arrays of a batch. All loops of the reader stand in this
-one file, for a cached Numba function does not notice a change in another file.
+One pass over the bytes, straight into the arrays of a batch.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ _ROW_BYTES = 2 + _NUMBERS * 12 + _TABLES * 9  # the longest row
 _BINS = 1 << 16  # of the probabilities, for the AUC
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NEWLINE, _TAB, _MINUS, _ZERO = b"\n\t-0"
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _ABSENT = np.iinfo(np.int64).min
 
@@ -254,38 +255,47 @@ def _permute(x):
 
 
 @cpu.exact_loop
+def _put_decimal(text, at, number):
+    if number < 0:
+        text[at] = _MINUS
+        at += 1
+        number = -number
+    unit = 1
+    while unit * 10 <= number:
+        unit *= 10
+    while unit:
+        text[at] = _ZERO + number // unit % 10
+        at += 1
+        unit //= 10
+    return at
+
+
+@cpu.exact_loop
+def _put_hex(text, at, code):
+    """Write the lower 32 bits as 8 digits."""
+    for shift in range(28, -1, -4):
+        text[at] = _HEX[(code >> shift) & 15]
+        at += 1
+    return at
+
+
+@cpu.exact_loop
 def _format(clicks, numbers, ids, text):
     """Write the rows as text; return how many bytes that took."""
     at = 0
     for row in range(len(clicks)):
-        text[at] = 49 if clicks[row] else 48
+        text[at] = _ZERO + clicks[row]
         at += 1
         for place in range(13):
-            text[at] = 9
+            text[at] = _TAB
             at += 1
-            number = numbers[row, place]
-            if number == _ABSENT:
-                continue
-            if number < 0:
-                text[at] = 45
-                at += 1
-                number = -number
-            unit = 1
-            while unit * 10 <= number:
-                unit *= 10
-            while unit:
-                text[at] = 48 + number // unit % 10
-                at += 1
-                unit //= 10
+            if numbers[row, place] != _ABSENT:
+                at = _put_decimal(text, at, numbers[row, place])
         for table in range(26):
-            text[at] = 9
+            text[at] = _TAB
             at += 1
-            code = ids[row, table]
-            if code == _ABSENT:
-                continue
-            for shift in range(28, -1, -4):
-                text[at] = _HEX[(code >> shift) & 15]
-                at += 1
-        text[at] = 10
+            if ids[row, table] != _ABSENT:
+                at = _put_hex(text, at, ids[row, table])
+        text[at] = _NEWLINE
         at += 1
     return at

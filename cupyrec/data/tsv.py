@@ -13,7 +13,7 @@ import pyarrow as pa
 from cupyrec import errors
 from cupyrec.data import fields
 from cupyrec.data.batch import Batch
-from cupyrec.data.schema import Schema
+from cupyrec.data.schema import Column, Schema
 
 __all__ = ["TSV"]
 
@@ -22,11 +22,11 @@ logger = logging.getLogger("cupyrec")
 _BLOCK = 1 << 20  # bytes asked of a file at a time
 _LONGEST_LINE = 1 << 26  # a file without newlines is not read into memory as a whole
 
-_RULES = {
-    fields.LABEL: "the label must be 0 or 1",
-    fields.NUMERIC: "must be a finite number",
-    fields.HEX: "must be 1 to 16 hex digits",
-    fields.INTEGER: "must be an integer of 64 bits",
+_RULES = {  # by encoding, else kind
+    "label": "the label must be 0 or 1",
+    "numeric": "must be a finite number",
+    "hex": "must be 1 to 16 hex digits",
+    "integer": "must be an integer of 64 bits",
 }
 _ENCODINGS = {"hex": fields.HEX, "integer": fields.INTEGER, "string": fields.STRING}
 
@@ -44,7 +44,9 @@ class TSV:
     schema : Schema
         The columns that every line must have.
     labels : bool
-        Whether batches carry labels. If not, the label column's content is not looked at.
+        Whether batches carry labels. If not, the label column's content is not looked at, and a
+        file may lack that column: it does if its first line has one column fewer than the schema,
+        and then every line of it must.
     on_error : {"raise", "skip"}
         What to do at a malformed line: raise, or skip and count it.
 
@@ -108,7 +110,6 @@ class TSV:
         self.num_tables = schema.num_tables
         self.skipped = 0
         self._first_skipped = ""
-        self._columns = _columns(schema, labels)
 
     def batches(self, batch_size: int, *, skip: int = 0) -> Iterator[Batch]:
         """Iterate once over all rows, in batches of `batch_size`; the last may be smaller.
@@ -136,15 +137,18 @@ class TSV:
         for path in self.paths:
             line, rows = 1, 0
             for buffer, end in _blocks(path):
+                if line == 1:
+                    columns = self._columns(buffer[: buffer.index(b"\n")])
+                    table = _parse_table(columns, self.schema, self.labels)
                 data, at = np.frombuffer(buffer, np.uint8, end), 0
                 while at < end:
                     first = row
-                    at, row, column = fields.parse(data, at, delimiter, self._columns, row, *batch)
+                    at, row, column = fields.parse(data, at, delimiter, table, row, *batch)
                     rows += row - first
                     line += row - first
                     if column >= 0:
                         stop = buffer.index(b"\n", at)
-                        self._malformed(path, line, buffer[at:stop], column)
+                        self._malformed(path, line, buffer[at:stop], columns, column)
                         at, line = stop + 1, line + 1
                     elif row == size:
                         if skip > 0:
@@ -163,6 +167,14 @@ class TSV:
                 "skipped %d malformed lines, the first: %s", self.skipped, self._first_skipped
             )
 
+    def _columns(self, first_line: bytearray) -> list[Column]:
+        """Return the columns of a file: the schema's, or all of them but the label."""
+        columns = list(self.schema.columns)
+        width = first_line.count(self.schema.delimiter.encode()) + 1
+        if not self.labels and width == len(columns) - 1:
+            columns = [column for column in columns if column.kind != "label"]
+        return columns
+
     def _allocate(self, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return (
             np.empty((size, self.num_dense), np.float32),
@@ -174,16 +186,20 @@ class TSV:
         dense, ids, labels = (array[:rows] for array in arrays)
         return Batch(dense, ids, labels if self.labels else None)
 
-    def _malformed(self, path: Path, line: int, text: bytearray, column: int) -> None:
+    def _malformed(
+        self, path: Path, line: int, text: bytearray, columns: list[Column], column: int
+    ) -> None:
         """Raise, or count, a line that could not be read at `column`."""
         if self.on_error == "raise":
-            raise ValueError(self._sentence(path, line, text, column))
+            raise ValueError(self._sentence(path, line, text, columns, column))
         if not self.skipped:
-            self._first_skipped = self._sentence(path, line, text, column)
+            self._first_skipped = self._sentence(path, line, text, columns, column)
         self.skipped += 1
 
-    def _sentence(self, path: Path, line: int, text: bytearray, column: int) -> str:
-        columns, texts = self.schema.columns, text.split(self.schema.delimiter.encode())
+    def _sentence(
+        self, path: Path, line: int, text: bytearray, columns: list[Column], column: int
+    ) -> str:
+        texts = text.split(self.schema.delimiter.encode())
         where, width = f"{path}, line {line}, column", len(texts)
         if width != len(columns):
             name = repr(columns[width].name) if width < len(columns) else len(columns) + 1
@@ -191,15 +207,15 @@ class TSV:
         value = texts[column].decode("utf-8", "backslashreplace")
         if len(value) > 60:
             value = value[:60] + "..."
-        rule = _RULES[self._columns[column, 0]]
+        rule = _RULES[columns[column].encoding or columns[column].kind]
         return f"{where} {columns[column].name!r}: {rule}, got {value!r}."
 
 
-def _columns(schema: Schema, labels: bool) -> np.ndarray:
+def _parse_table(columns: list[Column], schema: Schema, labels: bool) -> np.ndarray:
     """Return the (C, 4) table that tells `fields.parse` what to do with each column."""
     tables, dense = schema.table_names, 0
     rows = []
-    for column in schema.columns:
+    for column in columns:
         table = tables.index(column.table) if column.table else -1
         if column.kind == "categorical":
             rows.append((_ENCODINGS[column.encoding], table, 0, -1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from cupyrec.ops.hash_table import HashTable
 __all__ = ["MemoryStore"]
 
 _CHUNK_BYTES = 16 << 20
+_ROWS = 1 << 16  # rows moved at a time
 
 
 class MemoryStore(Store):
@@ -87,9 +89,11 @@ class MemoryStore(Store):
     def set_state(self, state: tuple[StatePart, ...]) -> None:
         if state == self.state:
             return
-        rows = self.export_rows(0, len(self))
-        self._lay_out(state)
-        self.import_rows(rows)
+        other = MemoryStore(self.width)
+        other._lay_out(state)
+        for first in range(0, len(self), _ROWS):
+            other.import_rows(self.export_rows(first, min(first + _ROWS, len(self))))
+        vars(self).update(vars(other))
 
     def export_rows(self, first: int, stop: int) -> Rows:
         if not 0 <= first <= stop <= len(self):
@@ -123,11 +127,23 @@ class MemoryStore(Store):
         size = 1 << self._memory.k
         while len(self._chunks) * size < first + n:
             self._chunks.append(np.empty((size, self._memory.stride), np.float32))
-        addresses = np.array([chunk.ctypes.data for chunk in self._chunks], np.uint64)
-        self._memory = self._memory._replace(chunks=addresses)
-        states = [
-            rows.states.get(part.name, np.full((n, part.columns), part.initial, np.float32))
-            for part in self.state
-        ]
-        write_rows(self._memory, first, np.concatenate([rows.vectors, *states], axis=1))
+            self._locate(len(self._chunks) - 1)
+        values = [rows.vectors]
+        for part in self.state:
+            if part.name in rows.states:
+                values.append(rows.states[part.name])
+            else:
+                values.append(np.full((n, part.columns), part.initial, np.float32))
+        write_rows(self._memory, first, np.concatenate(values, axis=1))
         self._index.insert(rows.tables, rows.ids)
+
+    def _locate(self, first: int) -> None:
+        """Tell the loops where the chunks from number `first` on lie."""
+        addresses = [chunk.ctypes.data for chunk in self._chunks[first:]]
+        known = self._memory.chunks[:first]
+        chunks = np.concatenate([known, np.array(addresses, np.uint64)])
+        self._memory = self._memory._replace(chunks=chunks)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._locate(0)  # a copy's chunks lie elsewhere

@@ -61,7 +61,7 @@ class Store(ABC):
     """Rows of one group of tables: equal width, equal optimizer.
 
     Keys are (table uint32, id int64). Within one call each key and each row occurs once. A row
-    number is valid until the next `import_rows` or `set_state`.
+    number is valid until the next `set_state`.
 
     Attributes
     ----------

@@ -38,7 +38,8 @@ class FusedMLP(Module):
 
     Notes
     -----
-    OneFlow's ``nn.FusedMLP``; weights and biases start uniform in +-1/sqrt(fan-in).
+    OneFlow's ``nn.FusedMLP``; weights and biases start uniform in +-1/sqrt(fan-in). The dropout
+    mask is a function of the training step: two passes before an `Optimizer.step` get the same.
 
     Examples
     --------

@@ -30,9 +30,6 @@ class Parameter(Tensor):
     def __init__(self, data: Any) -> None:
         super().__init__(data, requires_grad=True)
 
-    def __repr__(self) -> str:
-        return super().__repr__().replace("Tensor(", "Parameter(", 1)
-
     def add_grad(self, grad: np.ndarray) -> None:
         if self.grad_buffer is None:
             super().add_grad(grad)
@@ -68,10 +65,10 @@ class Module:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         return self.forward(*inputs, **options)
 
-    def _walk(self, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    def _walk(self) -> Iterator[tuple[str, Any]]:
         """Yield (dotted name, object) of this Module and all below it, each object once."""
-        seen = set() if seen is None else seen
-        stack = [(prefix, self)]
+        seen: set[int] = set()
+        stack: list[tuple[str, Any]] = [("", self)]
         while stack:
             name, value = stack.pop()
             if isinstance(value, (Module, Parameter, Group)):
@@ -90,6 +87,16 @@ class Module:
             dot = f"{name}." if name else ""
             stack.extend((f"{dot}{key}", child) for key, child in reversed(list(children)))
 
+    def named_modules(self) -> Iterator[tuple[str, Module]]:
+        """Yield (dotted name, Module) of this Module, whose name is empty, and of all below it.
+
+        Examples
+        --------
+        >>> [name for name, _ in Module().named_modules()]
+        ['']
+        """
+        return ((name, value) for name, value in self._walk() if isinstance(value, Module))
+
     def modules(self) -> Iterator[Module]:
         """Yield this Module and all below it.
 
@@ -98,7 +105,7 @@ class Module:
         >>> len(list(Module().modules()))
         1
         """
-        return (value for _, value in self._walk() if isinstance(value, Module))
+        return (module for _, module in self.named_modules())
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yield (dotted name, Parameter) of all dense parameters.

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupyrec import cpu
-from cupyrec.ops.embedding_rows import RowMemory, row_at
+from cupyrec import cpu, errors
+from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at
 
 __all__ = ["adagrad_dense", "adagrad_rows"]
 
@@ -46,6 +46,11 @@ def adagrad_dense(
         Parameters, sums of squares, gradient.
     lr, eps, scale : float
 
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes or dtypes that don't agree.
+
     Examples
     --------
     >>> w, s = np.array([1.0], np.float32), np.zeros(1, np.float32)
@@ -53,6 +58,7 @@ def adagrad_dense(
     >>> w, s
     (array([0.75], dtype=float32), array([4.], dtype=float32))
     """
+    errors.vectors("adagrad_dense", w=w, s=s, g=g)
     c = np.float32(lr), np.float32(eps), np.float32(scale)
     cpu.parallel(lambda i, j: _update(w[i:j], s[i:j], g[i:j], *c), w.size, _ELEMENTS)
 
@@ -76,6 +82,11 @@ def adagrad_rows(
     g : (U, D) array of float32
     lr, eps, scale : float
 
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes or dtypes that don't agree. Row numbers are not checked.
+
     Examples
     --------
     >>> chunk = np.array([[1, 0, 0, 0]], np.float32)
@@ -84,5 +95,6 @@ def adagrad_rows(
     >>> chunk
     array([[0.75, 4.  , 0.  , 0.  ]], dtype=float32)
     """
+    check_rows("adagrad_rows", memory, rows, g, parts=2)
     c = np.float32(lr), np.float32(eps), np.float32(scale)
     cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], *c), len(rows), _ROWS)

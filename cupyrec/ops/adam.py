@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupyrec import cpu
-from cupyrec.ops.embedding_rows import RowMemory, row_at
+from cupyrec import cpu, errors
+from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at
 
 __all__ = ["adam_dense", "adam_rows"]
 
@@ -68,6 +68,11 @@ def adam_dense(
     t : int
         Number of this step, from 1.
 
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes or dtypes that don't agree.
+
     Examples
     --------
     >>> w, m, v = np.array([1.0], np.float32), np.zeros(1, np.float32), np.zeros(1, np.float32)
@@ -76,6 +81,7 @@ def adam_dense(
     >>> w.round(4)
     array([0.75], dtype=float32)
     """
+    errors.vectors("adam_dense", w=w, m=m, v=v, g=g)
     c = _constants(lr, beta1, beta2, eps, t, scale)
     cpu.parallel(lambda i, j: _update(w[i:j], m[i:j], v[i:j], g[i:j], c), w.size, _ELEMENTS)
 
@@ -104,6 +110,11 @@ def adam_rows(
     t : int
         Number of this step, from 1.
 
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes or dtypes that don't agree. Row numbers are not checked.
+
     Examples
     --------
     >>> chunk = np.array([[1, 0, 0, 0]], np.float32)
@@ -113,5 +124,6 @@ def adam_rows(
     >>> chunk.round(4)
     array([[0.75 , 0.2  , 0.004, 0.   ]], dtype=float32)
     """
+    check_rows("adam_rows", memory, rows, g, parts=3)
     c = _constants(lr, beta1, beta2, eps, t, scale)
     cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], c), len(rows), _ROWS)

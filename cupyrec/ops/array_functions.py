@@ -6,18 +6,26 @@ this file Tensor, which `elementwise` gave its operators, gets its methods.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from cupyrec import cpu
+from cupyrec.arrays import empty
 from cupyrec.autograd import Function, Tensor
+from cupyrec.ops import elementwise
 from cupyrec.ops.elementwise import sum_to
 
 __all__ = [
     "Tensor", "concatenate", "from_dlpack", "matmul", "mean", "reshape", "softmax", "stack", "sum",
     "transpose",
 ]  # fmt: skip
+
+
+_SMALL = 1 << 13  # multiply-adds that BLAS gives to no second thread
+_WORK, _LEAST = 1 << 22, 64  # multiply-adds a block, and at least so many rows or columns
 
 
 def _spread(grad: np.ndarray, shape: tuple[int, ...], axis: Any, keepdims: bool) -> np.ndarray:
@@ -111,16 +119,45 @@ class _Concatenate(Function):
         return tuple(np.split(grad, self.borders, axis=self.axis))
 
 
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b by blocks that depend on the shapes alone, each on one BLAS thread."""
+    if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
+        return np.matmul(a, b)  # which says what is wrong
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    work = math.prod(shape) * a.shape[-1]  # multiply-adds
+    if work <= _SMALL:
+        return np.matmul(a, b)
+    with cpu.serial_blas():
+        if work <= _WORK:
+            return np.matmul(a, b)
+        out = empty(shape, np.result_type(a, b))
+        n, least = (shape[0], 1) if len(shape) > 2 else (max(shape), _LEAST)
+        if len(shape) > 2:
+            a, b = (np.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (a, b))
+
+        def block(i: int, j: int) -> None:
+            if len(shape) > 2:
+                np.matmul(a[i:j], b[i:j], out=out[i:j])
+            elif n == shape[0]:
+                np.matmul(a[i:j], b, out=out[i:j])
+            else:
+                np.matmul(a, b[:, i:j], out=out[:, i:j])
+
+        cpu.parallel(block, n, max(least, n * _WORK // work))
+    return out
+
+
 class _Matmul(Function):
     def forward(self, a, b):
         self.a, self.b = a, b
-        return np.matmul(a, b)
+        return _product(a, b)
 
     def backward(self, grad):
         a, b = self.a, self.b
+        grad = np.ascontiguousarray(grad)  # BLAS takes no array that is broadcast
         return (
-            sum_to(grad @ b.swapaxes(-1, -2), a.shape) if self.needs[0] else None,
-            sum_to(a.swapaxes(-1, -2) @ grad, b.shape) if self.needs[1] else None,
+            sum_to(_product(grad, b.swapaxes(-1, -2)), a.shape) if self.needs[0] else None,
+            sum_to(_product(a.swapaxes(-1, -2), grad), b.shape) if self.needs[1] else None,
         )
 
 
@@ -180,14 +217,16 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Any:
     return _Transpose.apply(x, axes=axes)
 
 
-def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
-    """Join along an existing axis, as `numpy.concatenate`.
+def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> Any:
+    """Join along an existing axis, or flat ones if that is None, as `numpy.concatenate`.
 
     Examples
     --------
     >>> concatenate([np.zeros((2, 1)), np.ones((2, 2))], axis=1).shape
     (2, 3)
     """
+    if axis is None:
+        arrays, axis = [reshape(a, -1) for a in arrays], 0
     return _Concatenate.apply(*arrays, axis=axis)
 
 
@@ -217,7 +256,7 @@ def from_dlpack(x: Any) -> Tensor:
 
 
 def matmul(a: Any, b: Any) -> Any:
-    """Return the matrix product, as `numpy.matmul`.
+    """Return the matrix product, as `numpy.matmul`, the same bits for any number of threads.
 
     Examples
     --------
@@ -225,17 +264,27 @@ def matmul(a: Any, b: Any) -> Any:
     array([[3.],
            [3.]])
     """
-    if np.ndim(b) == 1:  # a vector is a matrix of one column, on the left of one row
+    a, b = (x if isinstance(x, Tensor) else np.asarray(x) for x in (a, b))
+    if b.ndim == 1:  # a vector is a matrix of one column, on the left of one row
         return matmul(a, reshape(b, (-1, 1)))[..., 0]
-    if np.ndim(a) == 1:
+    if a.ndim == 1:
         return matmul(reshape(a, (1, -1)), b)[..., 0, :]
     return _Matmul.apply(a, b)
+
+
+def _refuse(self: Tensor, function: Callable, types: Any, args: Any, options: Any) -> None:
+    """NumPy's functions, as its ufuncs, would drop the tape."""
+    name, ours = f"{function.__module__}.{function.__name__}", function.__name__
+    known = ours in __all__ or ours in elementwise.__all__
+    instead = f"cupyrec.{ours} takes Tensors" if known else "pass a Tensor's .data"
+    raise TypeError(f"{name}: arguments must be arrays, {instead}.")
 
 
 def _shape_arguments(shape: tuple[Any, ...]) -> Any:
     return shape[0] if len(shape) == 1 else shape
 
 
+Tensor.__array_function__ = _refuse
 Tensor.__matmul__ = matmul
 Tensor.__rmatmul__ = lambda self, other: matmul(other, self)
 Tensor.__getitem__ = lambda self, key: _GetItem.apply(self, key=key)

@@ -14,22 +14,35 @@ import numpy as np
 
 from cupyrec import arrays, errors
 from cupyrec.autograd import Function, Tensor
+from cupyrec.ops.elementwise import sigmoid
 
-__all__ = ["bce_with_logits"]
+__all__ = ["bce_terms", "bce_with_logits"]
+
+
+def bce_terms(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return each sample's loss, in float64.
+
+    Parameters
+    ----------
+    logits, labels : arrays of one shape
+
+    Examples
+    --------
+    >>> bce_terms(np.array([0.0, 1e9]), np.array([1.0, 1.0])).round(6)
+    array([0.693147, 0.      ])
+    """
+    z = logits.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # NaN is passed on, for the caller to see
+        return np.maximum(z, 0) - z * labels + np.log1p(np.exp(-np.abs(z)))
 
 
 class _BCEWithLogits(Function):
     def forward(self, logits, labels, total):
         self.logits, self.labels, self.total = logits, labels, max(1, total)
-        z = logits.astype(np.float64)
-        with np.errstate(invalid="ignore"):  # NaN is passed on, for the caller to see
-            terms = np.maximum(z, 0) - z * labels + np.log1p(np.exp(-np.abs(z)))
-        return np.asarray(terms.sum() / self.total, logits.dtype)
+        return np.asarray(bce_terms(logits, labels).sum() / self.total, logits.dtype)
 
     def backward(self, grad):
-        z = self.logits.astype(np.float64)
-        e = np.exp(-np.abs(z))
-        probability = np.where(z >= 0, 1, e) / (1 + e)
+        probability = sigmoid(self.logits.astype(np.float64))
         dz = (probability - self.labels) * (float(grad) / self.total)
         return dz.astype(self.logits.dtype), None
 
@@ -39,9 +52,9 @@ def bce_with_logits(logits: Any, labels: Any, *, total: int | None = None) -> An
 
     Parameters
     ----------
-    logits : (B, 1) array or Tensor of float32 or float64
-    labels : (B, 1) array of the same dtype
-        In [0, 1].
+    logits : (B, 1) or (B,) array or Tensor of float32 or float64
+    labels : array or Tensor of the same shape and dtype
+        In [0, 1]; they get no gradient.
     total : int, optional
         Number of samples to divide by, B by default.
 
@@ -60,9 +73,10 @@ def bce_with_logits(logits: Any, labels: Any, *, total: int | None = None) -> An
     >>> bce_with_logits(np.array([[0.0]]), np.array([[1.0]])).round(6)
     np.float64(0.693147)
     """
-    raw = logits.data if isinstance(logits, Tensor) else logits
+    raw, labels = (x.data if isinstance(x, Tensor) else x for x in (logits, labels))
     arrays.namespace("bce_with_logits", raw, labels)
     errors.dtype("bce_with_logits", "logits", raw, np.float32, np.float64)
     errors.dtype("bce_with_logits", "labels", labels, raw.dtype)
-    (batch,) = errors.axes("bce_with_logits", logits=(raw, "B 1"), labels=(labels, "B 1"))
+    shape = "B" if raw.ndim == 1 else "B 1"
+    (batch,) = errors.axes("bce_with_logits", logits=(raw, shape), labels=(labels, shape))
     return _BCEWithLogits.apply(logits, labels, total=batch if total is None else total)

@@ -6,6 +6,7 @@ this file Tensor gets its operators. Gradients of broadcast inputs are summed ba
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -278,7 +279,7 @@ def _operator(node: type[Function], swap: bool = False) -> Callable:
 
 
 def _comparison(f: Callable) -> Callable:
-    """Comparisons know no gradient; they give arrays of bool."""
+    """Comparisons know no gradient; they give arrays of bool. Tensors hash by identity still."""
     return lambda self, other: f(self.data, other.data if isinstance(other, Tensor) else other)
 
 
@@ -289,5 +290,5 @@ for _name, _node in [
     setattr(Tensor, f"__r{_name}__", _operator(_node, swap=True))
 
 Tensor.__neg__ = lambda self: self * -1
-Tensor.__lt__, Tensor.__le__ = _comparison(np.less), _comparison(np.less_equal)
-Tensor.__gt__, Tensor.__ge__ = _comparison(np.greater), _comparison(np.greater_equal)
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Tensor, f"__{_name}__", _comparison(getattr(operator, _name)))

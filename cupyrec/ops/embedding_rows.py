@@ -16,9 +16,9 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cupyrec import cpu
+from cupyrec import cpu, errors
 
-__all__ = ["RowMemory", "gather_rows", "row_at", "write_rows"]
+__all__ = ["RowMemory", "check_rows", "gather_rows", "row_at", "write_rows"]
 
 _ROWS = 512  # rows a block
 
@@ -88,6 +88,36 @@ def _write_cpu(memory, first_row, values):
             row[d] = np.float32(0)
 
 
+def check_rows(
+    where: str, memory: RowMemory, rows: np.ndarray, g: np.ndarray, parts: int = 1
+) -> None:
+    """Raise TypeError or ValueError unless `rows`, and `g` for each, are as the updates take them.
+
+    Whether the rows are there is not looked at: they come from the store.
+
+    Examples
+    --------
+    >>> memory = RowMemory(np.empty(0, np.uint64), k=0, stride=4)
+    >>> check_rows("f", memory, np.array([0]), np.zeros((1, 3), np.float32), parts=2)
+    Traceback (most recent call last):
+        ...
+    ValueError: f: 'g' must have 2 * D <= 4, the floats of a row, got shape (1, 3).
+    """
+    errors.dtype(where, "rows", rows, np.int64)
+    errors.dtype(where, "g", g, np.float32)
+    errors.axes(where, rows=(rows, "U"), g=(g, "U D"))
+    _check_width(where, memory, "g", g, parts)
+
+
+def _check_width(where: str, memory: RowMemory, name: str, array: np.ndarray, parts: int) -> None:
+    errors.dtype(where, "memory.chunks", memory.chunks, np.uint64)
+    if parts * array.shape[1] > memory.stride:  # the loops would write into the next row
+        raise ValueError(
+            f"{where}: '{name}' must have {parts} * D <= {memory.stride}, the floats of a row, "
+            f"got shape {array.shape}."
+        )
+
+
 def gather_rows(
     memory: RowMemory, rows: np.ndarray, inverse: np.ndarray, unseen: np.ndarray, out: np.ndarray
 ) -> None:
@@ -101,6 +131,11 @@ def gather_rows(
     unseen : (M, D) array of float32
     out : (N, D) array of float32
 
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes or dtypes that don't agree. Row numbers are not checked.
+
     Examples
     --------
     >>> chunk = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -113,6 +148,15 @@ def gather_rows(
            [8., 9.],
            [4., 5.]], dtype=float32)
     """
+    errors.dtype("gather_rows", "rows", rows, np.int64)
+    errors.dtype("gather_rows", "inverse", inverse, np.int64)
+    errors.dtype("gather_rows", "unseen", unseen, np.float32)
+    errors.dtype("gather_rows", "out", out, np.float32)
+    errors.axes(
+        "gather_rows", rows=(rows, "U"), inverse=(inverse, "N"), out=(out, "N D"),
+        unseen=(unseen, "M D"),
+    )  # fmt: skip
+    _check_width("gather_rows", memory, "out", out, 1)
 
     def block(i: int, j: int) -> None:
         _gather_cpu(memory, rows, inverse[i:j], unseen, out[i:j])
@@ -129,6 +173,11 @@ def write_rows(memory: RowMemory, first_row: int, values: np.ndarray) -> None:
     first_row : int
     values : (N, up to stride) array of float32
 
+    Raises
+    ------
+    ValueError, TypeError
+        Another shape or dtype. Row numbers are not checked.
+
     Examples
     --------
     >>> chunk = np.ones((2, 4), np.float32)
@@ -137,6 +186,9 @@ def write_rows(memory: RowMemory, first_row: int, values: np.ndarray) -> None:
     >>> chunk[1]
     array([5., 6., 7., 0.], dtype=float32)
     """
+    errors.dtype("write_rows", "values", values, np.float32)
+    errors.axes("write_rows", values=(values, "N D"))
+    _check_width("write_rows", memory, "values", values, 1)
 
     def block(i: int, j: int) -> None:
         _write_cpu(memory, first_row + i, values[i:j])

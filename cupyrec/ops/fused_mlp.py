@@ -139,8 +139,11 @@ def fused_mlp(
             "fused_mlp: 'weights' and 'biases' must be equally many, at least one, "
             f"got {len(weights)} and {len(biases)}."
         )
-    errors.dtype("fused_mlp", "x", raw[0], np.float32, np.float64)
-    _, columns = errors.axes("fused_mlp", x=(raw[0], "B N"))
+    errors.dtype("fused_mlp", "weights[0]", raw[1], np.float32, np.float64)
+    errors.dtype("fused_mlp", "x", raw[0], raw[1].dtype)
+    _, columns = errors.axes("fused_mlp", **{"weights[0]": (raw[1], "M N"), "x": (raw[0], "B N")})[
+        :2
+    ]
     for i in range(len(weights)):
         weight, bias = raw[1 + i], raw[1 + len(weights) + i]
         errors.dtype("fused_mlp", f"weights[{i}]", weight, raw[0].dtype)

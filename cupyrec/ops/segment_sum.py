@@ -56,6 +56,8 @@ def segment_sum(x: np.ndarray, offsets: np.ndarray, positions: np.ndarray) -> np
     """
     arrays.namespace("segment_sum", x, offsets, positions)
     errors.dtype("segment_sum", "x", x, np.float32)
+    errors.dtype("segment_sum", "offsets", offsets, np.int64)
+    errors.dtype("segment_sum", "positions", positions, np.int64)
     errors.axes("segment_sum", x=(x, "N D"), positions=(positions, "N"), offsets=(offsets, "U"))
     x = np.ascontiguousarray(x)
     out = arrays.empty((len(offsets) - 1, x.shape[1]), x.dtype)

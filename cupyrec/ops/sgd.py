@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupyrec import cpu
-from cupyrec.ops.embedding_rows import RowMemory, row_at
+from cupyrec import cpu, errors
+from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at
 
 __all__ = ["sgd_dense", "sgd_rows"]
 
@@ -36,6 +36,11 @@ def sgd_dense(w: np.ndarray, g: np.ndarray, *, lr: float, scale: float = 1.0) ->
         Parameters and their gradient.
     lr, scale : float
 
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes or dtypes that don't agree.
+
     Examples
     --------
     >>> w = np.array([1.0], np.float32)
@@ -43,6 +48,7 @@ def sgd_dense(w: np.ndarray, g: np.ndarray, *, lr: float, scale: float = 1.0) ->
     >>> w
     array([0.5], dtype=float32)
     """
+    errors.vectors("sgd_dense", w=w, g=g)
     rate = np.float32(lr * scale)
     cpu.parallel(lambda i, j: _update(w[i:j], g[i:j], rate), w.size, _ELEMENTS)
 
@@ -60,6 +66,11 @@ def sgd_rows(
     g : (U, D) array of float32
     lr, scale : float
 
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes or dtypes that don't agree. Row numbers are not checked.
+
     Examples
     --------
     >>> chunk = np.ones((1, 4), np.float32)
@@ -68,5 +79,6 @@ def sgd_rows(
     >>> chunk
     array([[0.5, 0. , 1. , 1. ]], dtype=float32)
     """
+    check_rows("sgd_rows", memory, rows, g)
     rate = np.float32(lr * scale)
     cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], rate), len(rows), _ROWS)

@@ -69,9 +69,11 @@ class Optimizer(ABC):
         for p in self.parameters:
             errors.dtype(where, "parameters", p.data, np.float32)
         for group in self.groups:
-            width = group.store.width
-            group.set_state(tuple(StatePart(name, width, self.initial) for name in self.state))
+            group.set_state(self._row_state(group))
         self._flatten()
+
+    def _row_state(self, group: Group) -> tuple[StatePart, ...]:
+        return tuple(StatePart(name, group.store.width, self.initial) for name in self.state)
 
     def _flatten(self) -> None:
         sizes = [p.size for p in self.parameters]
@@ -128,6 +130,8 @@ class Optimizer(ABC):
         ------
         FloatingPointError
             With `clip_norm`, the norm is not finite; nothing was changed.
+        ValueError
+            A later optimizer has taken parameters over; nothing was changed.
 
         Examples
         --------
@@ -138,6 +142,13 @@ class Optimizer(ABC):
         >>> w.data
         array([0.5], dtype=float32)
         """
+        taken = [p.shape for p in self.parameters if p.data.base is not self._data]
+        taken += [g for g in self.groups if g.store.state != self._row_state(g)]
+        if taken:  # rows have another layout by now
+            raise ValueError(
+                f"{type(self).__name__}.step: its parameters must not belong to a later optimizer, "
+                f"got {taken[0]}."
+            )
         for p in self.parameters:
             if p.grad is None:
                 p.grad_buffer[...] = 0
@@ -218,7 +229,12 @@ class Adagrad(Optimizer):
         schedule: Callable[[int], float] | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        self.eps, self.initial = eps, initial_accumulator
+        if not (math.isfinite(initial_accumulator) and initial_accumulator >= 0):
+            raise ValueError(
+                "Adagrad: 'initial_accumulator' must be finite and not negative, "
+                f"got {initial_accumulator}."
+            )
+        self.eps, self.initial = _checked_eps("Adagrad", eps), initial_accumulator
         super().__init__(parameters, lr, schedule=schedule, clip_norm=clip_norm)
 
     def _update_dense(self, lr, scale):
@@ -260,7 +276,7 @@ class Adam(Optimizer):
     ) -> None:
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"Adam: 'betas' must lie in [0, 1), got {betas}.")
-        self.betas, self.eps = betas, eps
+        self.betas, self.eps = betas, _checked_eps("Adam", eps)
         super().__init__(parameters, lr, schedule=schedule, clip_norm=clip_norm)
 
     def _constants(self, lr: float, scale: float) -> dict[str, float]:
@@ -273,3 +289,10 @@ class Adam(Optimizer):
 
     def _update_rows(self, memory, rows, g, lr, scale):
         adam_rows(memory, rows, g, **self._constants(lr, scale))
+
+
+def _checked_eps(where: str, eps: float) -> float:
+    """Without it a gradient that was always zero would give 0/0."""
+    if not (math.isfinite(eps) and eps > 0):
+        raise ValueError(f"{where}: 'eps' must be finite and positive, got {eps}.")
+    return eps

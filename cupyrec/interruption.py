@@ -1,0 +1,51 @@
+"""Ctrl-C and SIGTERM as a wish that is granted at the end of a step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["interruption"]
+
+
+@contextlib.contextmanager
+def interruption() -> Iterator[list[str]]:
+    """Within this context the first SIGINT or SIGTERM goes to the list that it gives, by name.
+
+    A second one acts as it would without us. In a thread other than the main one, which gets no
+    signals, the list stays empty.
+
+    Examples
+    --------
+    >>> with interruption() as interrupted:
+    ...     signal.raise_signal(signal.SIGTERM)
+    >>> interrupted
+    ['SIGTERM']
+    """
+    received: list[str] = []
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: handler for s, handler in before.items() if handler not in (None, signal.SIG_IGN)}
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, _frame: Any) -> None:
+        restore()
+        received.append(signal.Signals(number).name)
+        with contextlib.suppress(OSError):  # sys.stderr may be in the midst of a write
+            os.write(2, b"\nstopping after this step\n")
+
+    try:
+        for number in before:
+            signal.signal(number, handle)
+        yield received
+    finally:
+        restore()

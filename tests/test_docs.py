@@ -1,0 +1,96 @@
+"""Every snippet and command of docs/data.md works, in the order of the page."""
+
+import doctest
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trial
+from pyarrow import parquet
+
+from cupyrec import cli
+from cupyrec.data import TSV, Column, Schema
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "data.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def commands(block: str) -> list[list[str]]:
+    """The arguments of each ``cupyrec`` command in a block of shell."""
+    lines = block.replace("\\\n", " ").splitlines()
+    return [words[1:] for words in map(shlex.split, lines) if words[0] == "cupyrec"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the page's schema and rows, which this process is in."""
+    monkeypatch.chdir(tmp_path)
+    (schema,), (rows,) = blocks("toml"), blocks("text")
+    Path("schema.toml").write_text(schema, "utf-8")
+    Path("clicks.csv").write_text(rows, "utf-8")
+    return tmp_path
+
+
+def test_the_schema_says_what_each_column_is(folder):
+    assert Schema.load("schema.toml") == Schema(
+        (
+            Column("click", "label"),
+            Column("price", "numeric", transform="log", buckets=True),
+            Column("user", "categorical", "integer"),
+            Column("item", "categorical", "hex"),
+            Column("city", "categorical", "string"),
+            Column("comment", "ignore"),
+        ),
+        ",",
+    )
+
+
+def test_the_rows_are_what_the_page_says(folder):
+    (source,) = blocks("python")
+    test = doctest.DocTestParser().get_doctest(source, {}, "data.md", None, 0)
+    result = doctest.DocTestRunner().run(test)
+    assert (result.failed, result.attempted) == (0, 6)
+
+
+def test_the_commands_on_a_log_of_ones_own(folder, capsys):
+    for name in ("train", "valid", "test"):
+        shutil.copy("clicks.csv", f"{name}.csv")
+    lines = Path("clicks.csv").read_text("utf-8").splitlines(keepends=True)
+    Path("new.csv").write_text("".join(line.partition(",")[2] for line in lines), "utf-8")
+    assert [trial.command(*words) for words in commands(blocks("sh")[0])] == [0, 0, 0]
+    assert len(parquet.read_table("clicks.parquet")) == 2
+
+    (sentence,) = re.findall(r"^    cupyrec: (bad.csv.*)$", PAGE, re.MULTILINE)
+    Path("bad.csv").write_text(lines[0] + "0,cheap" + lines[1][2:], "utf-8")
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        list(TSV("bad.csv", Schema.load("schema.toml")).batches(1))
+    skip = ["--train", "bad.csv", "--schema", "schema.toml", "--set", "data.on_error=skip"]
+    assert trial.command("train", *skip) == 0
+    capsys.readouterr()
+
+
+def test_the_commands_on_synthetic_data(folder, capsys):
+    _, synthetic, movielens = blocks("sh")
+    assert [trial.command(*words) for words in commands(synthetic)] == [0, 0, 0]
+    assert '"test_auc": 0.6' in capsys.readouterr().out
+    made, trained = commands(movielens)  # its data is not ours to keep: the words alone
+    assert cli._parser().parse_args(made).run == "data_movielens_100k"
+    options = cli._parser().parse_args(trained)
+    assert (ROOT / options.config).is_file()
+    assert Path(options.schema).parent == Path(options.train[0]).parent == Path(made[-1])
+
+
+def test_figures_of_the_page(folder):
+    Path("x.csv").write_text("0,-1,1,ffffffffffffffff,,\n1,1.2e-3,1,FF,,\n0,.5,+1,a,,\n")
+    (batch,) = TSV("x.csv", Schema.load("schema.toml")).batches(9)
+    assert batch.ids[:, 1].tolist() == [-1, 255, 10]
+    assert batch.ids[:, 2].tolist() == [-(2**63)] * 3
+    assert batch.ids[:, 3].tolist() == [1, 2, 2]  # floor(2 ln 1.5) = 0
+    np.testing.assert_allclose(batch.dense[:, 0], [-np.log(2), np.log(1.0012), np.log(1.5)], 1e-6)

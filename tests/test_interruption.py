@@ -1,0 +1,64 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from cupyrec.interruption import interruption
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_a_wish_the_second_an_order(number, capfd):
+    before = signal.signal(number, obey)
+    try:
+        with interruption() as interrupted:
+            assert interrupted == []
+            os.kill(os.getpid(), number)
+            assert interrupted == [signal.Signals(number).name]
+            assert capfd.readouterr().err == "\nstopping after this step\n"
+            with pytest.raises(Obeyed):
+                os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is obey
+    finally:
+        signal.signal(number, before)
+
+
+class Obeyed(Exception):
+    pass
+
+
+def obey(number, frame):
+    raise Obeyed
+
+
+def test_handlers_are_as_before_after_an_error_too():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(RuntimeError, match="within"):
+        with interruption():
+            assert signal.getsignal(signal.SIGINT) is not before
+            raise RuntimeError("within")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and background shells do
+    try:
+        with interruption() as interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert interrupted == []
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_thread_may_use_it_too():
+    seen = []
+
+    def work():
+        with interruption() as interrupted:
+            seen.append(interrupted)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [[]]
