@@ -28,7 +28,7 @@ from cupyrec import models, optim
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER_VENV = ROOT / ".bench-venv"
-PAUSE = 0.5  # seconds before each measurement: OpenBLAS' workers spin on after their last matmul
+PAUSE = 0.1  # seconds before each measurement: OpenBLAS' workers spin on after their last matmul
 MLP = dict(
     tables=26, ids=100_000, width=128, num_dense=13, bottom=[512, 256],
     top=[1024, 1024, 512, 256], batch=4096, zipf=1.2, lr=0.01, batches=16,
@@ -161,8 +161,8 @@ def main() -> None:
     parser.add_argument("--case", choices=["mlp"], required=True)
     parser.add_argument("--peer", choices=["torch"], required=True)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=4, help="steps a round")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--steps", type=int, default=2, help="steps a round")
     options = parser.parse_args()
 
     case, rng = MLP, np.random.default_rng(1)

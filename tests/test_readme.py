@@ -1,0 +1,41 @@
+"""The commands and the Python of README.md work, in the order of the page, on shorter logs."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+from pyarrow import parquet
+
+from cupyrec import checkpoint, cli
+
+PAGE = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_readme(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (shell,) = (block for block in blocks("sh") if "cupyrec" in block and "train" in block)
+    lines = shell.replace("200000", "3000").replace("20000", "700").splitlines()
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line[:8] == "cupyrec "]
+    assert [command[0] for command in commands] == [*["data"] * 3, "train", "evaluate", "predict"]
+    for command in commands:
+        assert cli.main(command) == 0, command
+    clicks = parquet.read_table("clicks.parquet")["probability"].to_numpy()
+    assert clicks.shape == (700,)
+
+    names: dict = {}
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), names)  # ours, not the user's
+    assert names["clicks"].shape == (700,)
+    assert "'auc': 0." in capsys.readouterr().out
+    again = names["DLRM"]()
+    checkpoint.load("runs/by-hand", again)
+    batch = names["batch"]
+    assert np.array_equal(
+        names["model"].eval()(batch.dense, batch.ids).numpy(),
+        again.eval()(batch.dense, batch.ids).numpy(),
+    )
