@@ -22,7 +22,8 @@ MAX_LINES = 450
 
 # Lower never imports higher; "cupyrec" is the namespace of cupyrec/__init__.py.
 LAYERS = (
-    "errors < cpu < arrays < random < autograd < ops < parallel < embedding < optim < nn < models"
+    "errors < cpu < arrays nvrtc < sim < random < autograd < ops < parallel < embedding < optim"
+    " < nn < models"
     " < checkpoint config data interruption metrics run_folder testing training < cupyrec"
     " < cli commands __main__"
 )
@@ -35,11 +36,11 @@ IN_ONE_PLACE = {
     "arrays": {"cupy"},
     "cpu": {"threadpoolctl"},
     "kernel": {"cupy"},
-    "nvrtc": {"cupy"},
+    "nvrtc": {"cuda", "cupy"},
     "parallel": {"mpi4py"},
 }
 LOOPS = {"loop", "exact_loop", "cpu.loop", "cpu.exact_loop"}
-OPTIONAL = {"cupy", "matplotlib", "mpi4py", "sklearn", "torch"}
+OPTIONAL = {"cuda", "cupy", "matplotlib", "mpi4py", "sklearn", "torch"}
 
 
 # The tree
