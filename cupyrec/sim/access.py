@@ -1,0 +1,338 @@
+"""Loads, stores and atomics: each is checked, counted, and kept for the search for races."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cupyrec import cpu
+from cupyrec.sim import memory
+from cupyrec.sim.ptx import Address, Function, Instruction, dtype_of, width
+
+if TYPE_CHECKING:
+    from cupyrec.sim.machine import Group, Machine, Step
+
+__all__ = ["MEMORY", "SPACES", "Place", "decode", "nbytes"]
+
+MEMORY = {"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix"}
+SPACES = {"global", "shared", "local", "const", "param"}
+STRONG = {"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"}
+SEVERITY = {
+    memory.OUTSIDE: ("out of bounds", "{n} bytes at {place} are not all of one allocation"),
+    memory.MISALIGNED: ("misaligned", "{n} bytes at {place} must start at a multiple of {n}"),
+    memory.UNWRITTEN: ("uninitialized", "nothing wrote all of the {n} bytes at {place}"),
+}
+
+
+def nbytes(instruction: Instruction) -> int:
+    """Return the bytes that one lane touches."""
+    parts = instruction.parts
+    if parts[0] == "cp":
+        return instruction.operands[2] if {"ca", "cg"} & set(parts) else 16
+    if parts[0] == "ldmatrix":
+        return 16
+    vector = next((int(p[1:]) for p in parts if p in {"v2", "v4", "v8"}), 1)
+    return width(parts[-1]) * vector
+
+
+class Place:
+    """Where an access goes: its space, and the absolute address of each thread."""
+
+    def __init__(
+        self, machine: Machine, function: Function, operand: Address, flags: list[str]
+    ) -> None:
+        spaces = [f.split("::")[0] for f in flags if f.split("::")[0] in SPACES]
+        self.space = spaces[0] if spaces else "generic"
+        self.machine, self.offset = machine, operand.offset
+        if operand.base in function.registers:
+            wide = machine.register(function, operand.base).itemsize == 8
+            self.base = machine.source(function, operand.base, "s64" if wide else "u32")
+        else:
+            at = machine.place(function, operand.base) if operand.base else 0
+            self.base = np.broadcast_to(np.int64(at), machine.lanes)
+            variable = machine.variable(function, operand.base)
+            if self.space == "generic" and variable:
+                self.space = variable.space
+        bases = {"shared": machine.shared_base, "local": machine.local_base}
+        self.window = bases.get(self.space)
+        self.anywhere = np.full(machine.lanes, -1, np.int64)
+        own = {"shared": machine.shared_index, "local": np.full(machine.lanes, machine.local_index)}
+        self.own = own.get(self.space, self.anywhere)
+
+    def address(self, t: slice | np.ndarray) -> np.ndarray:
+        """Absolute addresses, int64."""
+        address = self.base[t].astype(np.int64) + self.offset
+        return address if self.window is None else address + self.window[t]
+
+    def touch(
+        self, group: Group, address: np.ndarray, size: int, reads: bool, writes: bool,
+        plain: bool, align: int = 0,
+    ) -> np.ndarray:  # fmt: skip
+        """Check and count an access; return of each thread a number below 0 if it must not be."""
+        machine, heap, table = self.machine, self.machine.heap, self.machine.table
+        found = np.empty(address.size, np.int64)
+        bad = memory.locate(
+            address, size, align or size, self.own[group.t], table.starts, table.sizes, found
+        )
+        if reads:
+            bad += memory.unwritten(address, size, heap.base, heap.written, found)
+        if bad:
+            self._report(group, address, size, found)
+        if self.space in {"local", "const", "param"}:
+            return found
+        order = machine.order
+        count = memory.watch(
+            address, found, size, group.lanes, machine.now, reads, writes, plain, table.starts,
+            table.first_cell, table.grain, table.cells, machine.block, order.warp_time,
+            order.block_time, machine.suspects,
+        )  # fmt: skip
+        if count:
+            self._judge(group, min(count, len(machine.suspects)))
+        counts = machine.counts
+        if self.space == "shared":
+            wavefronts, conflicts = memory.bank_conflicts(address, found, size, group.lanes)
+            counts["shared_wavefronts"] += wavefronts
+            counts["bank_conflicts"] += conflicts
+        else:
+            requests, sectors = memory.sectors(address, found, size, group.lanes)
+            counts["requests"] += requests
+            counts["sectors"] += sectors
+        return found
+
+    def _report(self, group: Group, address: np.ndarray, size: int, found: np.ndarray) -> None:
+        machine = self.machine
+        for code, (kind, text) in SEVERITY.items():
+            wrong = np.flatnonzero(found == code)
+            if wrong.size:
+                detail = text.format(n=size, place=self._near(int(address[wrong[0]])))
+                machine.fault(kind, machine.trace[-1], int(group.lanes[wrong[0]]), detail)
+
+    def _near(self, address: int) -> str:
+        """An address by the allocation that holds it, or else is the nearest."""
+
+        def distance(a: memory.Allocation) -> int:
+            return max(a.address - address, address - a.address - a.size, 0)
+
+        what = min(self.machine.table.allocations, key=distance)
+        if distance(what) > 1 << 20:
+            return f"{address:#x}"
+        return f"byte {address - what.address} of '{what.name}', which has {what.size},"
+
+    def _judge(self, group: Group, count: int) -> None:
+        """Fault the suspects that nothing orders."""
+        machine, now = self.machine, self.machine.now
+        here = machine.trace[now]
+        for i, other, time, wrote in machine.suspects[:count].tolist():
+            there, me = machine.trace[time], int(group.lanes[i])
+            if machine.faulted("race", here, there):
+                continue
+            if not machine.order.ordered(other, time, me, now):
+                block, thread = machine.coordinates(other)
+                file, line = machine.code[there][1].source
+                machine.fault(
+                    "race", here, me, f"thread {thread} of block {block} "
+                    f"{'wrote' if wrote else 'read'} the same bytes at {file}:{line}, and nothing "
+                    "orders the two", there,
+                )  # fmt: skip
+
+
+def decode(machine: Machine, function: Function, instruction: Instruction) -> Step | None:
+    """Return the step of a load, store or atomic, None for others."""
+    root, *flags = instruction.parts
+    maker = {"ld": _load, "ldu": _load, "st": _store, "atom": _atomic, "red": _atomic}.get(root)
+    return maker(machine, function, instruction, flags) if maker else None
+
+
+def _semantics(flags: list[str]) -> tuple[bool, bool, bool, bool]:
+    """(plain, acquires, releases, for its block alone)."""
+    return (
+        not STRONG & set(flags),
+        bool({"acquire", "acq_rel"} & set(flags)),
+        bool({"release", "acq_rel"} & set(flags)),
+        "cta" in flags,
+    )
+
+
+def _listed(operand: object) -> tuple:
+    return (
+        operand if isinstance(operand, tuple) and not isinstance(operand, Address) else (operand,)
+    )
+
+
+def _call_store(
+    machine: Machine, function: Function, operand: Address, size: int
+) -> np.ndarray | None:
+    """(lanes, size) bytes of a parameter that a call passes, None for other addresses."""
+    named = {v.name: v for v in [*function.params, *function.returns]} if not function.entry else {}
+    variable = named.get(operand.base) or function.variables.get(operand.base)
+    if variable is None or variable.space != "param":
+        return None
+    return machine.store(function, operand.base, variable.size)[
+        :, operand.offset : operand.offset + size
+    ]
+
+
+def _load(machine: Machine, function: Function, instruction: Instruction, flags: list) -> Step:
+    targets, operand = _listed(instruction.operands[0]), instruction.operands[1]
+    kind, size = flags[-1], nbytes(instruction)
+    dtype = dtype_of(kind)
+    puts = [machine.sink(function, target, kind) for target in targets]
+    if "param" in flags and (held := _call_store(machine, function, operand, size)) is not None:
+
+        def from_call(group: Group) -> None:
+            values = np.ascontiguousarray(held[group.t]).view(dtype)
+            for j, put in enumerate(puts):
+                put(group.t, values[:, j])
+
+        return from_call
+    place = Place(machine, function, operand, flags)
+    plain, acquires, _, narrow = _semantics(flags)
+    words = machine.heap.words[dtype.itemsize]
+
+    def step(group: Group) -> None:
+        t = group.t
+        address = place.address(t)
+        found = place.touch(group, address, size, True, False, plain)
+        raw = np.empty((address.size, len(puts)), words.dtype)
+        memory.load(address, found, machine.heap.base, words, raw)
+        if not plain:
+            machine.order.read(machine.now, group.lanes, address, acquires, narrow)
+        values = raw.view(dtype)
+        for j, put in enumerate(puts):
+            put(t, values[:, j])
+
+    if place.space == "param" and operand.base not in function.registers:
+        return _uniform_load(machine, place, puts, dtype, size)
+    return step
+
+
+def _uniform_load(
+    machine: Machine, place: Place, puts: list[Callable], dtype: np.dtype, size: int
+) -> Step:
+    """Kernel arguments: the same for all threads, read once."""
+    start = int(place.base[0]) + place.offset - machine.heap.base
+    values = machine.heap.bytes[start : start + size].view(dtype)
+
+    def step(group: Group) -> None:
+        for put, value in zip(puts, values, strict=True):
+            put(group.t, value)
+
+    return step
+
+
+def _store(machine: Machine, function: Function, instruction: Instruction, flags: list) -> Step:
+    operand, values = instruction.operands[0], _listed(instruction.operands[1])
+    kind, size = flags[-1], nbytes(instruction)
+    dtype = dtype_of(kind)
+    sources = [machine.source(function, value, kind) for value in values]
+    if "param" in flags:
+        held = _call_store(machine, function, operand, size)
+
+        def to_call(group: Group) -> None:
+            row = np.stack([s[group.t] for s in sources], axis=1)
+            held[group.t] = np.ascontiguousarray(row).view(np.uint8)
+
+        return to_call
+    place = Place(machine, function, operand, flags)
+    plain, _, releases, narrow = _semantics(flags)
+    heap = machine.heap
+    words = heap.words[dtype.itemsize]
+
+    def step(group: Group) -> None:
+        address = place.address(group.t)
+        row = np.stack([s[group.t] for s in sources], axis=1).view(words.dtype)
+        found = place.touch(group, address, size, False, True, plain)
+        memory.store(address, found, heap.base, words, row, heap.written)
+        if not plain:
+            machine.order.write(machine.now, group.lanes, address, releases, narrow)
+
+    return step
+
+
+# Atomics
+
+ADD, MIN, MAX, EXCH, CAS, AND, OR, XOR, INC, DEC = range(10)
+NAMES = "add min max exch cas and or xor inc dec".split()
+
+
+@cpu.exact_loop
+def _update(address, found, base, words, operation, b, c, old):
+    """One lane after the other: old[i] = *address[i]; *address[i] = old[i] ∘ b[i]."""
+    for i in range(address.size):
+        if found[i] < 0 and found[i] != memory.UNWRITTEN:
+            old[i] = 0
+            continue
+        j = (address[i] - base) // words.itemsize
+        x = words[j]
+        old[i] = x
+        if operation == ADD:
+            x += b[i]
+        elif operation == MIN:
+            x = min(x, b[i])
+        elif operation == MAX:
+            x = max(x, b[i])
+        elif operation == EXCH:
+            x = b[i]
+        elif operation == CAS and x == b[i]:
+            x = c[i]
+        words[j] = x
+
+
+@cpu.exact_loop
+def _update_bits(address, found, base, words, operation, b, old):
+    """The same of operations on bits and counters."""
+    zero, one = words.dtype.type(0), words.dtype.type(1)
+    for i in range(address.size):
+        if found[i] < 0 and found[i] != memory.UNWRITTEN:
+            old[i] = 0
+            continue
+        j = (address[i] - base) // words.itemsize
+        x = words[j]
+        old[i] = x
+        if operation == AND:
+            x &= b[i]
+        elif operation == OR:
+            x |= b[i]
+        elif operation == XOR:
+            x ^= b[i]
+        elif operation == INC:
+            x = zero if x >= b[i] else x + one
+        elif operation == DEC:
+            x = b[i] if x == zero or x > b[i] else x - one
+        words[j] = x
+
+
+def _atomic(
+    machine: Machine, function: Function, instruction: Instruction, flags: list
+) -> Step | None:
+    name = next((f for f in flags if f in NAMES), None)
+    kind, size = flags[-1], nbytes(instruction)
+    if name is None or kind not in {"b16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64"}:
+        return None
+    put, operands = None, list(instruction.operands)
+    if instruction.parts[0] == "atom":
+        put = machine.sink(function, operands.pop(0), kind)
+    place = Place(machine, function, operands.pop(0), flags)
+    b, *c = (machine.source(function, o, kind) for o in operands)
+    operation, dtype, heap = NAMES.index(name), dtype_of(kind), machine.heap
+    words = heap.bytes.view(dtype)
+    _, acquires, releases, narrow = _semantics(flags)
+
+    def step(group: Group) -> None:
+        t, now, lanes = group.t, machine.now, group.lanes
+        address = place.address(t)
+        found = place.touch(group, address, size, True, True, False)
+        old = np.empty(address.size, dtype)
+        if operation <= CAS:
+            other = (c[0] if c else b)[t]
+            _update(address, found, heap.base, words, operation, b[t], other, old)
+        else:
+            _update_bits(address, found, heap.base, words, operation, b[t], old)
+        wrote = old == b[t] if operation == CAS else np.ones(lanes.size, bool)
+        machine.order.update(now, lanes, address, acquires, releases, narrow, wrote)
+        if put:
+            put(t, old)
+
+    return step

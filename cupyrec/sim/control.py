@@ -1,0 +1,316 @@
+"""Branches, calls, exits, and the places where threads wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cupyrec.sim import matrix, warp
+from cupyrec.sim.ptx import Function, Instruction
+
+if TYPE_CHECKING:
+    from cupyrec.sim.machine import Group, Machine, Step
+
+__all__ = ["decode", "release_stuck"]
+
+
+def decode(machine: Machine, function: Function, instruction: Instruction, pc: int) -> Step | None:
+    """Return the step of an instruction that moves threads, None for others."""
+    root, *flags = instruction.parts
+    if root == "bra":
+        return _branch(machine, function, instruction, pc)
+    step = None
+    if root == "brx":
+        step = _indexed_branch(machine, function, instruction)
+    elif root == "call":
+        step = _call(machine, function, instruction, pc)
+    elif root in {"ret", "exit"}:
+        step = _return(machine, function, pc) if root == "ret" else _exit(machine)
+    elif root == "activemask":
+        step = warp.active(machine, function, instruction)
+    elif root == "trap":
+        step = _trap(machine, pc)
+    elif root in {"bar", "barrier"} and "warp" not in flags:
+        step = _barrier(machine, function, instruction, pc)
+    elif "sync" in flags:
+        step = _meet(machine, function, instruction, pc)
+    if step and instruction.guard:
+        return _split(machine, machine.source(function, instruction.guard, "pred"), step, pc)
+    return step
+
+
+def _split(machine: Machine, guard: np.ndarray, step: Step, pc: int) -> Step:
+    """Those whose guard fails go on; the others take the step."""
+
+    def guarded(group: Group) -> tuple | None:
+        chosen = guard[group.t]
+        if chosen.all():
+            return step(group)
+        machine.put(pc + 1, group.lanes[~chosen])
+        taking = group.where(chosen)
+        if taking is None:
+            return pc + 1, None
+        return step(taking) or (pc + 1, taking)
+
+    return guarded
+
+
+def _branch(machine: Machine, function: Function, instruction: Instruction, pc: int) -> Step:
+    target = machine.start[function.name] + function.labels[instruction.operands[-1]]
+    if not instruction.guard:
+        return lambda group: (target, group)
+    guard = machine.source(function, instruction.guard, "pred")
+
+    def step(group: Group) -> tuple | None:
+        chosen = guard[group.t]
+        if chosen.all():
+            return target, group
+        if not chosen.any():
+            return None
+        taken, rest = group.lanes[chosen], group.lanes[~chosen]
+        both = np.intersect1d(taken >> 5, rest >> 5, assume_unique=False)
+        machine.counts["divergent_branches"] += both.size
+        if target > pc:
+            machine.put(target, taken)
+            return pc + 1, type(group)(rest)
+        machine.put(pc + 1, rest)
+        return target, type(group)(taken)
+
+    return step
+
+
+def _indexed_branch(machine: Machine, function: Function, instruction: Instruction) -> Step:
+    index = machine.source(function, instruction.operands[0], "u32")
+    start = machine.start[function.name]
+    targets = [start + function.labels[label] for label in function.tables[instruction.operands[1]]]
+
+    def step(group: Group) -> tuple:
+        chosen = index[group.t]
+        for i in np.unique(chosen):
+            machine.put(targets[i], group.lanes[chosen == i])
+        return 0, None
+
+    return step
+
+
+def _call(machine: Machine, function: Function, instruction: Instruction, pc: int) -> Step:
+    operands = list(instruction.operands)
+    returned = operands.pop(0) if isinstance(operands[0], tuple) else ()
+    name, arguments = operands[0], operands[1] if len(operands) > 1 else ()
+    if name == "vprintf":
+        return lambda group: (pc + 1, group)  # nothing is printed
+    if name == "__assertfail":
+        return _trap(machine, pc, "assert")
+    callee = machine.module.functions[name]
+
+    def copies(mine: tuple, theirs: list) -> list:
+        return [
+            (machine.store(function, m, v.size), machine.store(callee, v.name, v.size))
+            for m, v in zip(mine, theirs, strict=True)
+        ]
+
+    give = copies(arguments, callee.params)
+    take = copies(returned, callee.returns)
+    back = machine.returns.setdefault(name, np.zeros(machine.lanes, np.int64))
+    machine.call_results[pc] = take
+    target = machine.start[name]
+
+    def step(group: Group) -> tuple:
+        for mine, theirs in give:
+            theirs[group.t] = mine[group.t]
+        back[group.t] = pc
+        return target, group
+
+    return step
+
+
+def _return(machine: Machine, function: Function, pc: int) -> Step:
+    if function.entry:
+        return _exit(machine)
+    back = machine.returns[function.name]
+
+    def step(group: Group) -> tuple:
+        calls = back[group.t]
+        for call in np.unique(calls).tolist():
+            lanes = group.lanes[calls == call]
+            for mine, theirs in machine.call_results[call]:
+                mine[lanes] = theirs[lanes]
+            machine.put(call + 1, lanes)
+        return pc, None
+
+    return step
+
+
+def _exit(machine: Machine) -> Step:
+    def step(group: Group) -> tuple:
+        machine.exited[group.lanes] = True
+        machine.alive -= np.bincount(machine.block[group.lanes], minlength=machine.alive.size)
+        for barrier in machine.barriers.values():
+            barrier.open(machine)
+        return 0, None
+
+    return step
+
+
+def _trap(machine: Machine, pc: int, kind: str = "trap") -> Step:
+    leave = _exit(machine)
+
+    def step(group: Group) -> tuple:
+        machine.fault(kind, pc, int(group.lanes[0]), "the kernel stops itself")
+        return leave(group)
+
+    return step
+
+
+# Barriers of a block
+
+
+class Barrier:
+    """Threads that wait at barriers of one number; a block goes on when all of it has arrived."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.arrived = np.zeros(machine.alive.size, np.int64)
+        self.waiting: list[tuple[int, np.ndarray, int, Callable | None]] = []
+
+    def arrive(
+        self, machine: Machine, pc: int, lanes: np.ndarray, expected: int, finish: Callable | None
+    ) -> None:
+        """Park threads; `expected` of a block, 0 for all that live, must come."""
+        self.arrived += np.bincount(machine.block[lanes], minlength=self.arrived.size)
+        self.waiting.append((pc, lanes, expected, finish))
+        self.open(machine)
+
+    def open(self, machine: Machine) -> None:
+        """Let the blocks go whose threads are all here."""
+        if not self.waiting:
+            return
+        expected = self.waiting[-1][2]
+        full = self.arrived >= (expected or machine.alive)
+        full &= self.arrived > 0
+        if not full.any():
+            return
+        self.arrived[full] = 0
+        waiting, self.waiting = self.waiting, []
+        machine.order.barrier(machine.now, np.flatnonzero(full))
+        for pc, lanes, count, finish in waiting:
+            go = full[machine.block[lanes]]
+            if not go.all():
+                self.waiting.append((pc, lanes[~go], count, finish))
+            gone = lanes[go]
+            if gone.size:
+                if not count:
+                    _report_absent(machine, pc, gone)
+                if finish:
+                    finish(gone)
+                machine.put(pc + 1, gone)
+
+
+def _report_absent(machine: Machine, pc: int, lanes: np.ndarray) -> None:
+    """Fault threads that ended while others of their block wait for all of them."""
+    if machine.any_exited():
+        blocks = np.unique(machine.block[lanes])
+        absent = np.flatnonzero(machine.exited & machine.exists & np.isin(machine.block, blocks))
+        if absent.size:
+            machine.fault("barrier", pc, int(absent[0]), "this thread ended and never reached it")
+
+
+def _barrier(
+    machine: Machine, function: Function, instruction: Instruction, pc: int
+) -> Step | None:
+    flags = [f for f in instruction.parts[1:] if f not in {"cta", "aligned"}]
+    operands = list(instruction.operands)
+    finish = predicate = None
+    if flags[0] == "red":
+        put = machine.sink(function, operands.pop(0), flags[-1])
+        predicate = machine.source(function, operands.pop(), "pred")
+        finish = _vote_of_block(machine, flags[1], put, predicate)
+    elif flags != ["sync"]:
+        return None
+    number, *count = operands
+    expected = count[0] if count else 0
+    if not isinstance(number, int) or not isinstance(expected, int):
+        return None
+    barrier = machine.barriers.setdefault(number, Barrier(machine))
+
+    def step(group: Group) -> tuple:
+        barrier.arrive(machine, pc, group.lanes, expected, finish)
+        return pc, None
+
+    return step
+
+
+def _vote_of_block(machine: Machine, vote: str, put: Callable, predicate: np.ndarray) -> Callable:
+    def finish(lanes: np.ndarray) -> None:
+        blocks = machine.block[lanes]
+        true = np.bincount(blocks, weights=predicate[lanes]).astype(np.int64)
+        all_ = np.bincount(blocks)
+        result = {"popc": true, "and": true == all_, "or": true > 0}[vote]
+        put(lanes, result[blocks])
+
+    return finish
+
+
+# .sync instructions of a warp
+
+
+def _meet(machine: Machine, function: Function, instruction: Instruction, pc: int) -> Step | None:
+    """The lanes of a mask wait for each other, then do what the instruction says."""
+    body = warp.decode(machine, function, instruction) or matrix.decode(
+        machine, function, instruction
+    )
+    if body is None:
+        return None
+    aligned = instruction.parts[0] in matrix.WHOLE_WARP
+    operand = 0xFFFFFFFF if aligned else instruction.operands[-1]
+    mask = machine.source(function, operand, "u32")
+    bit = np.uint32(1) << machine.lane_id.astype(np.uint32)
+    place = np.int64(1) << (np.arange(machine.lanes) & 31)
+
+    def step(group: Group) -> tuple | None:
+        lanes = group.lanes
+        named = mask[group.t] & machine.existing[group.t]
+        if pc in machine.parked:
+            lanes = np.sort(np.concatenate([*machine.parked.pop(pc), lanes]))
+            named = mask[lanes] & machine.existing[lanes]
+        warps = lanes >> 5
+        size = machine.warp_steps.size
+        present = np.bincount(warps, weights=bit[lanes], minlength=size).astype(np.uint32)[warps]
+        here = (named & ~present) == 0
+        if not here.all():
+            machine.parked[pc] = [lanes[~here]]
+            lanes, named, warps = lanes[here], named[here], warps[here]
+            if not lanes.size:
+                return pc, None
+        if lanes.size != group.lanes.size:
+            group = type(group)(lanes)
+        body(group, named)
+        met = group.warps
+        if (named == machine.existing[lanes]).all():
+            masks, whole = machine.existing_places[met], np.ones(met.size, bool)
+        else:  # several masks in one warp, perhaps
+            keys, which = np.unique((warps << 32) | named.astype(np.int64), return_inverse=True)
+            masks = np.bincount(which, weights=place[lanes]).astype(np.int64)
+            met = keys >> 32
+            whole = masks == machine.existing_places[met]
+        machine.order.sync(machine.now, met, masks, whole)
+        return pc + 1, group
+
+    return step
+
+
+def release_stuck(machine: Machine) -> bool:
+    """When nobody can move: fault the waits that never end and let those threads go on."""
+    for pc, parts in machine.parked.items():
+        lanes = np.concatenate(parts)
+        machine.fault("barrier", pc, int(lanes[0]), "lanes of its mask never reach it")
+        machine.put(pc + 1, lanes)
+    machine.parked.clear()
+    for barrier in machine.barriers.values():
+        for pc, lanes, *_ in barrier.waiting:
+            machine.fault("barrier", pc, int(lanes[0]), "threads of its block never reach it")
+            machine.put(pc + 1, lanes)
+        barrier.waiting.clear()
+        barrier.arrived[:] = 0
+    return bool(machine.queue)

@@ -1,0 +1,431 @@
+"""Execution of PTX: every register is an array over all threads of the grid.
+
+Each step takes the lowest instruction at which a thread stands, executes it for the threads that
+stand there and moves them on; divergence, reconvergence and loops follow from that rule. Now and
+then others get a turn, so that threads that spin cannot starve the one they wait for. A thread's
+place in the arrays, its *lane*, is a permutation of blocks, warps and threads drawn from the seed.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from cupyrec.sim import access, alu, control, copies, moves
+from cupyrec.sim.memory import Allocation, Heap, Table
+from cupyrec.sim.order import Order
+from cupyrec.sim.ptx import Address, Function, Instruction, Module, Variable, dtype_of, width
+from cupyrec.sim.threads import WARP, Group, Threads
+
+__all__ = ["Fault", "Machine"]
+
+TURN = 500  # steps after which waiting threads get a turn
+QUANTUM = 60  # steps of such a turn
+MAX_STEPS = 5_000_000
+MAX_FAULTS = 100
+
+Step = Callable[["Group"], tuple[int, "Group | None"] | None]
+
+
+class Fault(NamedTuple):
+    """What a kernel must not do, and the first thread seen doing it at that line."""
+
+    kind: str
+    kernel: str
+    file: str
+    line: int
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    detail: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernel}: {self.kind} at {self.file}:{self.line}, block {self.block}, "
+            f"thread {self.thread}: {self.detail}."
+        )
+
+
+class Machine(Threads):
+    """One launch of a kernel; `params` are the bytes of its arguments."""
+
+    def __init__(
+        self, module: Module, kernel: str, grid: tuple[int, int, int],
+        block: tuple[int, int, int], params: bytes, heap: Heap, shared: int, seed: int,
+    ) -> None:  # fmt: skip
+        self.module, self.kernel, self.heap = module, module.functions[kernel], heap
+        super().__init__(grid, block, seed)
+        self.now, self.trace, self.faults = 0, [0], []
+        self._fault_keys: set[tuple] = set()
+        self._load_code()
+        self.own: list[Allocation] = []
+        self._allocate(params, shared)
+        self.order = Order(self.block)
+        self.table = Table(heap, self._grain())
+        self.shared_index = np.searchsorted(self.table.starts, self.shared_base)
+        self.local_index = np.searchsorted(self.table.starts, self.local.address)
+        self.registers: dict[tuple[str, str], np.ndarray] = {}
+        self.stores: dict[tuple[str, str], np.ndarray] = {}  # .param space of calls
+        self.suspects = np.empty((1 << 16, 4), np.int64)
+        self._ready_to_wait()
+        self.issued = [0] * len(self.code)
+        self.warp_steps = np.zeros(self.lanes // WARP, np.int64)
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def _ready_to_wait(self) -> None:
+        """What barriers, calls and asynchronous copies keep."""
+        self.barriers: dict[int, control.Barrier] = {}
+        self.returns: dict[str, np.ndarray] = {}
+        self.call_results: dict[int, list] = {}
+        self.copies = copies.Copies(self)
+
+    # Code and memory
+
+    def _load_code(self) -> None:
+        names, todo = [], [self.kernel.name]
+        while todo:
+            name = todo.pop(0)
+            if name not in names and name in self.module.functions:
+                names.append(name)
+                code = self.module.functions[name].code
+                todo += [i.operands[-2] if len(i.operands) > 1 and isinstance(i.operands[-1], tuple)
+                         else i.operands[-1] for i in code if i.parts[0] == "call"]  # fmt: skip
+        functions = [self.module.functions[n] for n in names]
+        starts = itertools.accumulate((len(f.code) for f in functions), initial=0)
+        self.start = dict(zip(names, starts, strict=False))
+        self.code = [(f, i) for f in functions for i in f.code]
+        self.steps: list[Step | None] = [None] * len(self.code)
+
+    def _grain(self) -> int:
+        """Bytes of the narrowest access to memory."""
+        widths = [
+            access.nbytes(i) for _, i in self.code
+            if i.parts[0] in access.MEMORY and ".param" not in i.opcode
+        ]  # fmt: skip
+        return min([16, *widths])
+
+    def _allocate(self, params: bytes, shared: int) -> None:
+        heap = self.heap
+        used = {name for _, i in self.code for name in _names(i.operands)}
+        functions = {f.name: f for f, _ in self.code}.values()
+        inner = {(f.name, v.name): v for f in functions for v in f.variables.values()}
+        outer = {("", v.name): v for v in self.module.variables.values() if v.name in used}
+        self.address: dict[tuple[str, str], int] = {}
+        top = {"shared": 0, "local": 0}
+        dynamic = []
+        for key, variable in (outer | inner).items():
+            if variable.space in top and not (variable.size == 0 and variable.space == "shared"):
+                start = -(-top[variable.space] // variable.align) * variable.align
+                self.address[key], top[variable.space] = start, start + variable.size
+            elif variable.space == "shared":
+                dynamic.append(key)
+            elif variable.space in {"global", "const"}:
+                made = heap.allocate(variable.size, variable.name, variable.space)
+                heap.write(made, variable.data)
+                self.own.append(made)
+                self.address[key] = made.address
+        end = -(-top["shared"] // 16) * 16
+        self.address |= dict.fromkeys(dynamic, end)
+        self.shared_bytes = end + shared if dynamic else top["shared"] + shared
+        self.frame = -(-top["local"] // 16) * 16
+        blocks = int(self.block.max()) + 1
+        windows = [heap.allocate(self.shared_bytes, "shared", "shared") for _ in range(blocks)]
+        self.local = heap.allocate(self.frame * self.lanes, "local", "local")
+        self.params = heap.allocate(len(params), "params", "const")
+        heap.write(self.params, params)
+        self.own += [*windows, self.local, self.params]
+        self.shared_base = np.array([w.address for w in windows])[self.block]
+        self.local_base = self.local.address + self.frame * np.arange(self.lanes)
+        place = 0
+        for variable in self.kernel.params:
+            place = -(-place // variable.align) * variable.align
+            self.address[self.kernel.name, variable.name] = self.params.address + place
+            place += variable.size
+
+    def close(self) -> None:
+        """Free what the launch allocated."""
+        for allocation in self.own:
+            self.heap.free(allocation)
+
+    # Operands
+
+    def register(self, function: Function, name: str) -> np.ndarray:
+        """All lanes of a register."""
+        key = (function.name, name)
+        if key not in self.registers:
+            kind = dtype_of(f"b{8 * width(k)}" if (k := function.registers[name]) != "pred"
+                                else k)  # fmt: skip
+            self.registers[key] = np.zeros(self.lanes, kind)
+        return self.registers[key]
+
+    def source(self, function: Function, operand: object, kind: str) -> np.ndarray:
+        """All lanes of an operand, read as `kind`; a view where it is a register."""
+        dtype = dtype_of(kind)
+        if isinstance(operand, str):
+            if operand.startswith("!"):
+                return _Inverted(self.register(function, operand[1:]))
+            if operand in function.registers:
+                register = self.register(function, operand)
+                ratio = register.itemsize // dtype.itemsize
+                return register.view(dtype)[::ratio] if ratio > 1 else register.view(dtype)
+            if operand.startswith("%clock") or operand == "%globaltimer":
+                return _Clock(self, dtype)
+            value = self.special.get(operand)
+            if value is None:
+                value = self.place(function, operand)
+            return np.broadcast_to(np.asarray(value).astype(dtype), self.lanes)
+        return np.broadcast_to(constant(operand, kind), self.lanes)
+
+    def place(self, function: Function, name: str) -> int:
+        """Address of a variable, in its own space."""
+        for key in ((function.name, name), ("", name)):
+            if key in self.address:
+                return self.address[key]
+        raise KeyError(name)
+
+    def variable(self, function: Function, name: str) -> Variable | None:
+        """Declaration behind a name."""
+        return function.variables.get(name) or self.module.variables.get(name)
+
+    def store(self, function: Function, name: str, size: int) -> np.ndarray:
+        """(lanes, size) bytes of a variable in the .param space of a call."""
+        return self.stores.setdefault(
+            (function.name, name), np.zeros((self.lanes, size), np.uint8)
+        )  # fmt: skip
+
+    # Steps
+
+    def decode(self, pc: int) -> Step:
+        """Make the step of an instruction."""
+        function, instruction = self.code[pc]
+        try:
+            step = control.decode(self, function, instruction, pc)
+            if step is None:
+                step = (
+                    self._lane_by_lane(function, instruction)
+                    or access.decode(self, function, instruction)
+                    or moves.decode(self, function, instruction)
+                )
+                if instruction.guard and step:
+                    step = self._guarded(function, instruction, step)
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            raise instruction.unknown() from error
+        if step is None:
+            raise instruction.unknown()
+        self.steps[pc] = step
+        return step
+
+    def _guarded(self, function: Function, instruction: Instruction, step: Step) -> Step:
+        guard = self.source(function, instruction.guard, "pred")
+
+        def guarded(group: Group) -> tuple | None:
+            chosen = group.where(guard[group.t])
+            return step(chosen) if chosen else None
+
+        return guarded
+
+    def _lane_by_lane(self, function: Function, instruction: Instruction) -> Step | None:
+        rule = alu.decode(instruction)
+        if rule is None:
+            return None
+        results, kinds, compute = rule
+        first, *operands = instruction.operands
+        targets = first if isinstance(first, tuple) else (first,)
+        sinks = [
+            self.sink(function, target, kind)
+            for target, kind in zip(targets, results, strict=False)
+        ]
+        sources = [self.source(function, o, k) for o, k in zip(operands, kinds, strict=False)]
+        if len(sinks) == 1:
+            put = sinks[0]
+
+            def step(group: Group) -> None:
+                t = group.t
+                put(t, compute(*[s[t] for s in sources]))
+        else:
+
+            def step(group: Group) -> None:
+                t = group.t
+                for put, value in zip(sinks, compute(*[s[t] for s in sources]), strict=True):
+                    put(t, value)
+
+        return step
+
+    def sink(self, function: Function, name: str, kind: str) -> Callable:
+        """Return put(t, values), which sets a register, sign- or zero-extending to its width."""
+        if name == "_":
+            return lambda t, values: None
+        register, dtype = self.register(function, name), dtype_of(kind)
+        if register.itemsize > dtype.itemsize:
+            wide = np.dtype(f"{dtype.kind.replace('f', 'u')}{register.itemsize}")
+            view = register.view(wide)
+
+            def put(t: slice, values: np.ndarray) -> None:
+                narrow = np.asarray(values, dtype)
+                view[t] = narrow.view(f"u{dtype.itemsize}") if dtype.kind == "f" else narrow
+
+            return put
+        view = register.view(dtype)
+        return view.__setitem__
+
+    # The schedule
+
+    def run(self) -> None:
+        """Run all threads to their end."""
+        self.ready: dict[int, list[np.ndarray]] = {}
+        self.queue: list[int] = []
+        self.age: dict[int, int] = {}
+        self.parked: dict[int, list[np.ndarray]] = {}  # at barriers and .sync instructions
+        lanes = np.flatnonzero(self.exists)
+        parts = np.zeros(self.alive.size, int)
+        if self.seed:  # some blocks start later
+            parts = self.random.integers(0, 3, self.alive.size)
+        self.later = [lanes[parts[self.block[lanes]] == i] for i in np.unique(parts)]
+        with np.errstate(all="ignore"):
+            while self.queue or self._start_some() or control.release_stuck(self):
+                if self.later and self.random.random() < 0.3:
+                    self._start_some()
+                pc = heapq.heappop(self.queue)
+                if self.seed and self.queue and self.random.random() < 0.1:
+                    pc = self._another(pc)
+                self._advance(pc, self._take(pc), 0)
+
+    def _start_some(self) -> bool:
+        """Let the next blocks begin, if any have not."""
+        if self.later:
+            self.put(0, self.later.pop())
+        return bool(self.queue)
+
+    def put(self, pc: int, lanes: np.ndarray) -> None:
+        """Let threads stand at an instruction."""
+        if pc not in self.ready:
+            self.ready[pc] = []
+            self.age[pc] = self.now
+            heapq.heappush(self.queue, pc)
+        self.ready[pc].append(lanes)
+
+    def _take(self, pc: int, *more: np.ndarray) -> Group:
+        parts = [*self.ready.pop(pc), *more]
+        lanes = np.sort(np.concatenate(parts)) if len(parts) > 1 else parts[0]
+        return Group(lanes)
+
+    def _another(self, pc: int) -> int:
+        """Put `pc` back and take one of those that wait, at random."""
+        other = self.queue[int(self.random.integers(len(self.queue)))]
+        heapq.heappush(self.queue, pc)
+        return self._pull(other)
+
+    def _pull(self, pc: int) -> int:
+        self.queue.remove(pc)
+        heapq.heapify(self.queue)
+        return pc
+
+    def _advance(self, pc: int, group: Group, free: int) -> None:
+        """Run a group until it meets, passes or must wait for others.
+
+        For its first `free` steps it may pass them.
+        """
+        steps, issued, queue, trace = self.steps, self.issued, self.queue, self.trace
+        turn, begin = self.now + TURN, self.now
+        while True:
+            if queue and self.now - begin >= free and pc >= queue[0]:
+                self.warp_steps[group.warps] += self.now - begin
+                if pc > queue[0]:
+                    return self.put(pc, group.lanes)
+                heapq.heappop(queue)
+                group, begin, free = self._take(pc, group.lanes), self.now, 0
+            if self.now >= turn and (queue or self._start_some()):
+                self.warp_steps[group.warps] += self.now - begin
+                self.put(pc, group.lanes)
+                if not free:
+                    oldest = min((p for p in queue if p != pc), key=self.age.get, default=pc)
+                    self._pull(oldest)
+                    self._advance(oldest, self._take(oldest), QUANTUM)
+                return None
+            self.now += 1
+            if self.now > MAX_STEPS or len(self.faults) >= MAX_FAULTS:
+                return self._give_up(pc, group)
+            trace.append(pc)
+            issued[pc] += group.warps.size
+            step = steps[pc] or self.decode(pc)
+            jump = step(group)
+            if jump is None:
+                pc += 1
+            else:
+                pc, after = jump
+                if after is not group:
+                    self.warp_steps[group.warps] += self.now - begin
+                    if after is None:
+                        return None
+                    group, begin, free = after, self.now, max(free - (self.now - begin), 0)
+
+    def _give_up(self, pc: int, group: Group) -> None:
+        if self.now > MAX_STEPS:
+            self.fault("endless", pc, int(group.lanes[0]), f"no end after {MAX_STEPS} steps")
+        self.ready.clear()
+        self.queue.clear()
+        self.parked.clear()
+
+    # Faults
+
+    def fault(self, kind: str, pc: int, lane: int, detail: str, other: int = -1) -> None:
+        """Keep the first fault of a kind at an instruction (and another one)."""
+        if (kind, pc, other) in self._fault_keys:
+            return
+        self._fault_keys.add((kind, pc, other))
+        file, line = self.code[pc][1].source
+        self.faults.append(
+            Fault(kind, self.kernel.name, file, line, *self.coordinates(lane), detail)
+        )
+
+    def faulted(self, kind: str, pc: int, other: int = -1) -> bool:
+        """Whether such a fault is kept already."""
+        return (kind, pc, other) in self._fault_keys
+
+
+class _Inverted:
+    """``!%p`` as an array to index."""
+
+    def __init__(self, register: np.ndarray) -> None:
+        self.register = register
+
+    def __getitem__(self, t: slice | np.ndarray) -> np.ndarray:
+        return ~self.register[t]
+
+
+class _Clock:
+    """``%clock``: the machine's time."""
+
+    def __init__(self, machine: Machine, dtype: np.dtype) -> None:
+        self.machine, self.dtype = machine, dtype
+
+    def __getitem__(self, t: slice | np.ndarray) -> np.ndarray:
+        return np.full(self.machine.lanes, self.machine.now).astype(self.dtype)[t]
+
+
+def constant(operand: float, kind: str) -> np.ndarray:
+    """Return an immediate of type `kind`."""
+    dtype = dtype_of(kind)
+    if isinstance(operand, float):
+        size = max(dtype.itemsize, 4)
+        return np.array(operand, f"f{size}").view(dtype if dtype.itemsize == size else f"u{size}")
+    if dtype.kind in "bf":
+        bits = np.array(operand % 2 ** (8 * dtype.itemsize), f"u{dtype.itemsize}")
+        return bits != 0 if dtype.kind == "b" else bits.view(dtype)
+    return np.array(operand % 2 ** (8 * dtype.itemsize), f"u{dtype.itemsize}").view(dtype)
+
+
+def _names(operands: tuple) -> list[str]:
+    names = []
+    for operand in operands:
+        if isinstance(operand, Address):
+            names.append(operand.base)
+        elif isinstance(operand, tuple):
+            names += _names(operand)
+        elif isinstance(operand, str):
+            names.append(operand)
+    return names

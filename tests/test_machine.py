@@ -1,0 +1,192 @@
+"""The schedule, launches, counts, and `sim.run` itself."""
+
+import logging
+import math
+import time
+
+import numpy as np
+import oracle
+import pytest
+from one_instruction import HEADER, execute, kernel
+
+from cupyrec import sim
+
+cupy = pytest.importorskip("cupy", reason="CuPy brings NVRTC: pip install cupyrec[cuda12]")
+
+SOURCE = r"""
+extern "C" __global__ void quantize(const float* __restrict__ x, signed char* q, float* scale,
+                                    int n, int d) {
+    long long row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    int lane = threadIdx.x % 32;
+    if (row >= n) return;
+    float m = 0;
+    for (int j = lane; j < d; j += 32) m = fmaxf(m, fabsf(x[row * d + j]));
+    for (int o = 16; o; o /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, o));
+    if (lane == 0) scale[row] = m;
+    for (int j = lane; j < d; j += 32) {
+        float y = __fmul_rn(__fdiv_rn(x[row * d + j], m), 127.f);
+        q[row * d + j] = m == 0 ? 0 : (signed char)roundf(y);
+    }
+}
+extern "C" __global__ void places(int* out) {
+    int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    out[block * blockDim.x * blockDim.y * blockDim.z + thread] = 100 * blockIdx.z + threadIdx.z;
+}
+extern "C" __global__ void order(int* slot, int* out) { out[atomicAdd(slot, 1)] = threadIdx.x; }
+__device__ float table[3] = {1.5f, 2.5f, -3.5f};
+__constant__ short factors[4] = {1, -2, 3, -4};
+struct Pair { double x; char c; };
+extern "C" __global__ void arguments(char a, short b, float c, Pair p, long long e, double* out) {
+    out[threadIdx.x] = a + b + c + p.x + p.c + e
+                       + table[threadIdx.x % 3] * factors[threadIdx.x % 4];
+    table[threadIdx.x % 3] = 0;
+}
+extern "C" __global__ void functions(const float* x, float* y, int n) {
+    for (int j = 0; j < n; ++j) {
+        float v = x[j * blockDim.x + threadIdx.x];
+        float* w = y + 10 * (j * blockDim.x + threadIdx.x);
+        w[0] = expf(v); w[1] = logf(fabsf(v)); w[2] = tanhf(v); w[3] = sinf(v); w[4] = cosf(v);
+        w[5] = log1pf(expf(-fabsf(v))); w[6] = rsqrtf(fabsf(v)); w[7] = erff(v);
+        w[8] = powf(fabsf(v), 0.3f); w[9] = (float)exp((double)v);
+    }
+}
+"""
+
+
+def quantized(x):
+    scale = np.abs(x).max(axis=1)
+    y = np.abs(x / scale[:, None]) * np.float32(127)
+    return (np.sign(x) * np.floor(y + np.float32(0.5))).astype(np.int8), scale
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("seed", range(3))
+def test_row_quantizer(arch, seed):
+    x = np.random.default_rng(0).standard_normal((37, 130)).astype(np.float32)
+    q, scale = np.ma.masked_all((37, 130), np.int8), np.ma.masked_all(37, np.float32)
+    args = x, q, scale, np.int32(37), np.int32(130)
+    result = sim.run(SOURCE, "quantize", 5, 256, args, arch=arch, seed=seed)
+    codes, magnitudes = quantized(x)
+    assert result.faults == []
+    np.testing.assert_array_equal(scale.filled(np.nan), magnitudes)
+    np.testing.assert_array_equal(q.filled(0), codes)
+    assert (result.counts["bytes_read"], result.counts["bytes_written"]) == (
+        37 * 130 * 4, 37 * 130 + 37 * 4,
+    )  # fmt: skip
+
+
+def test_row_quantizer_is_fast():
+    x = np.random.default_rng(0).standard_normal((1000, 128)).astype(np.float32)
+    args = x, np.zeros((1000, 128), np.int8), np.zeros(1000, np.float32)
+    args += np.int32(1000), np.int32(128)
+    sim.run(SOURCE, "quantize", 125, 256, args)  # compiles
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        sim.run(SOURCE, "quantize", 125, 256, args)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 1  # 0.1 s on an idle core
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_grids_and_blocks_of_three_axes(seed):
+    grid, block = (2, 3, 4), (5, 1, 7)
+    out = np.full((24, 35), -1, np.int32)
+    assert sim.run(SOURCE, "places", grid, block, (out,), seed=seed).faults == []
+    truth = 100 * (np.arange(24) // 6)[:, None] + np.arange(35) // 5
+    np.testing.assert_array_equal(out, truth)
+
+
+def test_seeds_permute_threads():
+    orders = set()
+    for seed in (0, 0, 1, 2):
+        slot, out = np.zeros(1, np.int32), np.zeros(64, np.int32)
+        sim.run(SOURCE, "order", 1, 64, (slot, out), seed=seed)
+        assert sorted(out.tolist()) == [*range(64)]
+        orders.add(tuple(out.tolist()))
+    assert tuple(range(64)) in orders
+    assert len(orders) == 3
+
+
+def test_arguments_and_variables():
+    pair = np.zeros((), [("x", "f8"), ("c", "i1"), ("pad", "V7")])
+    pair["x"], pair["c"] = 0.25, -3
+    args = np.int8(-5), np.int16(300), np.float32(0.5), pair[()], np.int64(2**40), np.zeros(3)
+    for _ in range(2):  # variables start afresh
+        assert sim.run(SOURCE, "arguments", 1, 3, args).faults == []
+    truth = [-5 + 300 + 0.5 + 0.25 - 3 + 2**40 + t for t in (1.5, -5.0, -10.5)]
+    assert args[-1].tolist() == truth
+
+
+@pytest.mark.parametrize("arch", [80, 100])
+def test_functions_of_cuda(arch):
+    x = np.random.default_rng(0).standard_normal((20, 32)).astype(np.float32) * 5
+    x[0, :4] = 100, -100, 1e-30, 30000
+    y = np.zeros((20, 32, 10), np.float32)
+    assert sim.run(SOURCE, "functions", 1, 32, (x, y, np.int32(20)), arch=arch).faults == []
+    v = x.astype(np.float64)
+    with np.errstate(over="ignore"):
+        truth = [np.exp(v), np.log(np.abs(v)), np.tanh(v), np.sin(v), np.cos(v),
+                 np.log1p(np.exp(-np.abs(v))), np.abs(v) ** -0.5, np.vectorize(math.erf)(v),
+                 np.abs(v) ** 0.3, np.exp(v)]  # fmt: skip
+        for i, t in enumerate(truth):
+            t = np.where(np.abs(t) < 2.0**-126, 0, t).astype(np.float32)
+            np.testing.assert_allclose(y[:, :, i], t, rtol=1e-6, atol=1e-37)
+
+
+def test_classes_and_balance():
+    x, q, scale = np.ones((3, 64), np.float32), np.zeros((3, 64), np.int8), np.zeros(3, np.float32)
+    args = x, q, scale, np.int32(3), np.int32(64)
+    result = sim.run(SOURCE, "quantize", 1, 128, args)
+    assert result.classes["shfl"] == 5 * 3  # the fourth warp has left
+    assert result.counts["instructions"] == sum(result.classes.values())
+    assert result.counts["longest_warp"] > result.counts["mean_warp"] > 0
+    assert result.touched == {
+        "argument 0": (768, 0), "argument 1": (0, 192), "argument 2": (0, 12),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (dict(name="other"), ValueError,
+         "sim.run: 'name' must be one of the kernels ['f'], got 'other'."),
+        (dict(args=()), ValueError, "sim.run: 'args' must have 1 values, got 0."),
+        (dict(args=(3,)), TypeError,
+         "sim.run: 'args[0]' must be a NumPy array or scalar, got int."),
+        (dict(args=(np.int32(3),)), TypeError,
+         "sim.run: 'args[0]' must have the 8 bytes that the kernel takes, got 4."),
+        (dict(grid=0), ValueError,
+         "sim.run: 'grid' and 'block' must be 1 to 3 sizes above 0, got 0."),
+        (dict(block=(1, 1, 1, 1)), ValueError,
+         "sim.run: 'grid' and 'block' must be 1 to 3 sizes above 0, got (1, 1, 1, 1)."),
+    ],
+)  # fmt: skip
+def test_run_refuses(change, error, text):
+    call = dict(source=kernel("", [4]), name="f", grid=1, block=1, args=(np.zeros(1),)) | change
+    with pytest.raises(error, match=oracle.sentence(text)):
+        sim.run(**call)
+
+
+def test_an_unknown_instruction_names_the_line_of_the_source():
+    code = """extern "C" __global__ void f(int* x) {
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(x[0]));
+    }"""
+    with pytest.raises(sim.PtxError, match=r"'mbarrier\.init.*\(PTX line \d+, own\.cu:2\)"):
+        sim.run(code, "f", 1, 1, (np.zeros(1, np.int32),), file="own.cu")
+    assert execute("add.s32", "s32", ("s32", [1]), ("s32", [2])).tolist() == [3]  # it lives on
+
+
+def test_memory_is_given_back():
+    before = len(sim._heaps[0].live) if sim._heaps else 0
+    sim.run(kernel("", [4]), "f", 2, 40, (np.zeros(80, np.int32),))
+    assert len(sim._heaps[0].live) == before
+    assert HEADER in kernel("", [])
+
+
+def test_warnings_of_the_compiler_are_logged(caplog, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUPYREC_CACHE_DIR", str(tmp_path))
+    with caplog.at_level(logging.WARNING, "cupyrec"):
+        sim.run('extern "C" __global__ void f() { int unused; }', "f", 1, 1, (), file="w.cu")
+    assert "w.cu(1): warning" in caplog.text
