@@ -137,9 +137,10 @@ def test_watch_keeps_two_readers_of_an_instruction(two):
 def test_touched(two):
     _, table, a, _ = two
     watch = Watch(table)
+    assert table.touched() == []
     watch(a.address, [0], True, False, nbytes=8)
     watch(a.address + 4, [1], True, True, nbytes=16)
-    assert table.touched() == {"a": (20, 16), "b": (0, 0)}
+    assert table.touched() == [(a, 20, 16)]
 
 
 def traffic(function, address, nbytes, lanes=None):

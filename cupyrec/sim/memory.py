@@ -8,6 +8,7 @@ A loop here goes over the lanes of one instruction; `lane` is a lane's place in 
 from __future__ import annotations
 
 import bisect
+import functools
 import mmap
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from cupyrec import cpu
 
-__all__ = ["Allocation", "Heap", "Table"]
+__all__ = ["Allocation", "Heap", "Table", "the_heap"]
 
 GUARD = 256  # bytes between allocations, and their alignment
 RESERVED = 1 << 34
@@ -85,6 +86,12 @@ class Heap:
         self.written[start : start + data.size] = 1
 
 
+@functools.cache
+def the_heap() -> Heap:
+    """Return the device memory of this process."""
+    return Heap()
+
+
 class Table:
     """The live allocations as arrays that loops search, with the shadow cells of one launch.
 
@@ -103,17 +110,16 @@ class Table:
         self.first_cell = np.append(0, np.cumsum(cells))  # of each allocation, and the end
         self.cells = np.zeros((int(self.first_cell[-1]), 6), np.int32)
 
-    def touched(self) -> dict[str, tuple[int, int]]:
-        """Bytes read and written of each allocation in global memory."""
-        ends = self.first_cell
-        result = {}
+    def touched(self) -> list[tuple[Allocation, int, int]]:
+        """Bytes read and written of each allocation in global memory that was touched."""
+        ends, result = self.first_cell, []
         for i, allocation in enumerate(self.allocations):
             if allocation.space == "global":
                 cells = self.cells[ends[i] : ends[i + 1]]
-                reads, writes = (np.count_nonzero(cells[:, c]) for c in (2, 0))
-                result[allocation.name] = tuple(
-                    min(int(n) * self.grain, allocation.size) for n in (reads, writes)
-                )
+                counts = (int(np.count_nonzero(cells[:, c])) * self.grain for c in (2, 0))
+                reads, writes = (min(n, allocation.size) for n in counts)
+                if reads or writes:
+                    result.append((allocation, reads, writes))
         return result
 
 

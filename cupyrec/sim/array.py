@@ -1,0 +1,292 @@
+"""Arrays in the simulator's memory, with as much of CuPy's interface as cupyrec uses.
+
+It is a class of its own, not a kind of `numpy.ndarray`, so that nothing takes it for one: like a
+CuPy array it refuses to become a NumPy array unless `get` is called, and its functions refuse NumPy
+arrays. Work on the host, done by NumPy, stands for CuPy's own kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cupyrec.sim.memory import the_heap
+
+__all__ = ["FUNCTIONS", "array", "asarray", "asnumpy", "empty", "ndarray"]
+
+
+class _Owner:
+    """Bytes of the heap that are given back when no array uses them."""
+
+    def __init__(self, nbytes: int, name: str) -> None:
+        heap = the_heap()
+        self.allocation = heap.allocate(nbytes, name)
+        weakref.finalize(self, heap.free, self.allocation)
+
+
+class ndarray:
+    """An array of the simulator, whose bytes nothing has written yet.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+    dtype : dtype
+
+    Examples
+    --------
+    >>> from cupyrec import sim
+    >>> x = sim.asarray(np.arange(6).reshape(2, 3))
+    >>> (x[1] * 2).sum().get()
+    array(24)
+    """
+
+    __hash__ = None
+
+    def __init__(self, shape: int | tuple[int, ...], dtype: Any = float) -> None:
+        dtype = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        self._owner = _Owner(nbytes, f"{dtype} {shape}")
+        self._host = the_heap().view(self._owner.allocation).view(dtype).reshape(shape)
+
+    def _view(self, host: np.ndarray) -> ndarray:
+        """An array of the same bytes."""
+        result = object.__new__(type(self))
+        result._owner, result._host = self._owner, host
+        return result
+
+    def _written(self) -> np.ndarray:
+        """Whether each byte is written: one more axis, of the bytes of an item."""
+        heap, host = the_heap(), self._host
+        start = host.ctypes.data - heap.base
+        shape, strides = (*host.shape, host.itemsize), (*host.strides, 1)
+        return np.ndarray(shape, np.uint8, heap.written, start, strides)
+
+    # What it is
+
+    shape = property(lambda self: self._host.shape)
+    dtype = property(lambda self: self._host.dtype)
+    ndim = property(lambda self: self._host.ndim)
+    size = property(lambda self: self._host.size)
+    nbytes = property(lambda self: self._host.nbytes)
+    itemsize = property(lambda self: self._host.itemsize)
+    strides = property(lambda self: self._host.strides)
+    flags = property(lambda self: self._host.flags)
+    T = property(lambda self: self.transpose())
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape, "typestr": self.dtype.str, "version": 3, "stream": None,
+            "data": (self._host.ctypes.data, False),
+            "strides": None if self.flags.c_contiguous else self.strides,
+        }  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __repr__(self) -> str:
+        return repr(self._host)
+
+    def __bool__(self) -> bool:
+        return bool(self._host)
+
+    def __int__(self) -> int:
+        return int(self._host)
+
+    def __float__(self) -> float:
+        return float(self._host)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        raise TypeError(
+            "sim.ndarray: a conversion to NumPy must be asked for, got an implicit one; "
+            "call .get()."
+        )
+
+    # Between host and device
+
+    def get(self) -> np.ndarray:
+        """Copy to a NumPy array."""
+        return self._host.copy()
+
+    def set(self, arr: np.ndarray) -> None:
+        """Copy from a NumPy array of the same shape and dtype."""
+        if arr.shape != self.shape or arr.dtype != self.dtype:
+            raise ValueError(
+                f"sim.ndarray.set: 'arr' must be {self.dtype} {self.shape}, "
+                f"got {arr.dtype} {arr.shape}."
+            )
+        self[...] = array(arr)
+
+    def item(self) -> Any:
+        """Return the one element as a Python scalar."""
+        return self._host.item()
+
+    # Parts and shapes
+
+    def __getitem__(self, key: Any) -> ndarray:
+        host = self._host[_index(key)]
+        if isinstance(host, np.ndarray) and np.may_share_memory(host, self._host):
+            return self._view(host)
+        if not isinstance(host, np.ndarray):  # one element is an array of no axes, as in CuPy
+            return self._view(self._host[(*np.atleast_1d(_index(key)), ...)])
+        return _wrap(host)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        key = _index(key)
+        self._host[key] = _unwrap(value)
+        self._written()[key] = 1
+
+    def reshape(self, *shape: Any) -> ndarray:
+        """Return the same elements in another shape, a view where that is possible."""
+        host = self._host.reshape(*shape)
+        return self._view(host) if np.may_share_memory(host, self._host) else _wrap(host)
+
+    def ravel(self) -> ndarray:
+        """Return all elements along one axis."""
+        return self.reshape(-1)
+
+    def transpose(self, *axes: Any) -> ndarray:
+        """Return a view with other order of axes."""
+        return self._view(self._host.transpose(*axes))
+
+    def view(self, dtype: Any = None) -> ndarray:
+        """Return the same bytes as another dtype."""
+        return self._view(self._host.view(dtype or self.dtype))
+
+    def astype(self, dtype: Any) -> ndarray:
+        """Return a copy of another dtype."""
+        return _wrap(self._host.astype(dtype))
+
+    def copy(self) -> ndarray:
+        """Return a copy in C order."""
+        return _wrap(self._host)
+
+    def fill(self, value: Any) -> None:
+        """Set all elements."""
+        self[...] = value
+
+
+def _index(key: Any) -> Any:
+    if isinstance(key, tuple):
+        return tuple(_index(k) for k in key)
+    return key._host if isinstance(key, ndarray) else key
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, ndarray):
+        return value._host
+    if isinstance(value, np.ndarray) and value.ndim:
+        raise TypeError("sim: arrays must be of the simulator (device 'sim'), got numpy.ndarray.")
+    if isinstance(value, (list, tuple)):
+        return type(value)(_unwrap(v) for v in value)
+    return value
+
+
+def _wrap(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_wrap(v) for v in value)
+    return array(value) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _lift(function: Callable) -> Callable:
+    """The same function for arrays of the simulator."""
+
+    @functools.wraps(function)
+    def lifted(*args: Any, **options: Any) -> Any:
+        options = {name: _unwrap(value) for name, value in options.items()}
+        return _wrap(function(*_unwrap(args), **options))
+
+    return lifted
+
+
+def _operator(name: str) -> Callable:
+    def operate(self: ndarray, *others: Any) -> Any:
+        others = _unwrap(list(others))
+        return _wrap(getattr(self._host, name)(*others))
+
+    return operate
+
+
+def _in_place(name: str) -> Callable:
+    def operate(self: ndarray, other: Any) -> ndarray:
+        getattr(self._host, name)(_unwrap(other))
+        return self
+
+    return operate
+
+
+for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split():
+    setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
+    setattr(ndarray, f"__r{_name}__", _operator(f"__r{_name}__"))
+    if _name != "matmul":
+        setattr(ndarray, f"__i{_name}__", _in_place(f"__i{_name}__"))
+for _name in "neg pos abs invert eq ne lt le gt ge".split():
+    setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
+for _name in "sum mean max min any all cumsum argsort squeeze".split():
+    setattr(ndarray, _name, functools.wraps(getattr(np, _name))(_lift(getattr(np, _name))))
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = float) -> ndarray:
+    """Return an array whose bytes nothing has written.
+
+    Examples
+    --------
+    >>> empty((2, 3), np.float32).shape
+    (2, 3)
+    """
+    return ndarray(shape, dtype)
+
+
+def array(obj: Any, dtype: Any = None) -> ndarray:
+    """Return a copy of anything that `numpy.array` takes, or of an array of the simulator.
+
+    Examples
+    --------
+    >>> array([1, 2]).get()
+    array([1, 2])
+    """
+    host = np.asarray(obj._host if isinstance(obj, ndarray) else obj, dtype)
+    result = ndarray(host.shape, host.dtype)
+    result._host[...] = host
+    result._written()[...] = 1
+    return result
+
+
+def asarray(a: Any, dtype: Any = None) -> ndarray:
+    """Return `a` itself if it is an array of the simulator of this dtype, else a copy.
+
+    Examples
+    --------
+    >>> x = asarray([1, 2])
+    >>> asarray(x) is x
+    True
+    """
+    same = isinstance(a, ndarray) and dtype in (None, a.dtype)
+    return a if same else array(a, dtype)
+
+
+def asnumpy(a: ndarray) -> np.ndarray:
+    """Return a copy on the host.
+
+    Examples
+    --------
+    >>> asnumpy(array([1, 2]))
+    array([1, 2])
+    """
+    return a.get()
+
+
+#: NumPy's functions for arrays of the simulator, by NumPy's and CuPy's name.
+FUNCTIONS = {
+    name: _lift(getattr(np, name))
+    for name in (
+        "abs add arange argsort concatenate cumsum divide equal exp flatnonzero full full_like"
+        " greater less log log1p matmul maximum mean minimum multiply ones ones_like power reshape"
+        " split sqrt stack subtract sum tanh tile transpose where zeros zeros_like"
+    ).split()
+}
