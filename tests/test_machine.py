@@ -39,6 +39,38 @@ extern "C" __global__ void arguments(char a, short b, float c, Pair p, long long
                        + table[threadIdx.x % 3] * factors[threadIdx.x % 4];
     table[threadIdx.x % 3] = 0;
 }
+struct Chunks { float* p[4]; int n[4]; };
+extern "C" __global__ void chunks(Chunks c, const int* which, float* y) {
+    y[threadIdx.x] = c.p[which[threadIdx.x]][threadIdx.x] + c.n[which[threadIdx.x]];
+}
+extern "C" __global__ void pointers(float* const* p, const int* which, float* y) {
+    y[threadIdx.x] = p[which[threadIdx.x]][threadIdx.x];
+}
+extern "C" __global__ void last_block(const int* x, int* parts, int* count, int* out, int n) {
+    __shared__ int s[128];
+    __shared__ bool last;
+    int v = 0;
+    for (int i = blockIdx.x * 128 + threadIdx.x; i < n; i += gridDim.x * 128) v += x[i];
+    s[threadIdx.x] = v;
+    __syncthreads();
+    for (int o = 64; o; o /= 2) {
+        if (threadIdx.x < o) s[threadIdx.x] += s[threadIdx.x + o];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        parts[blockIdx.x] = s[0];
+        __threadfence();
+        last = atomicAdd(count, 1) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (last && threadIdx.x < 32) {
+        v = 0;
+        for (int i = threadIdx.x; i < gridDim.x; i += 32) v += parts[i];
+        for (int o = 16; o; o /= 2) v += __shfl_xor_sync(~0u, v, o);
+        if (threadIdx.x == 0) *out = v;
+    }
+}
 extern "C" __global__ void functions(const float* x, float* y, int n) {
     for (int j = 0; j < n; ++j) {
         float v = x[j * blockDim.x + threadIdx.x];
@@ -142,3 +174,49 @@ def test_classes_and_balance():
     assert result.touched == {
         "argument 0": (768, 0), "argument 1": (0, 192), "argument 2": (0, 12),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_pointers_within_arguments_and_buffers(arch):
+    chunks = [sim.asarray(np.full(32, k, np.float32)) for k in range(4)]
+    addresses = [c.__cuda_array_interface__["data"][0] for c in chunks]
+    which, y = np.arange(32, dtype=np.int32) % 4, np.zeros(32, np.float32)
+    struct = np.zeros((), [("p", "u8", 4), ("n", "i4", 4)])
+    struct["p"], struct["n"] = addresses, [10, 20, 30, 40]
+    assert sim.run(SOURCE, "chunks", 1, 32, (struct[()], which, y), arch=arch).faults == []
+    assert y.tolist() == [10, 21, 32, 43] * 8
+    table = np.array(addresses, np.uint64)
+    assert sim.run(SOURCE, "pointers", 1, 32, (table, which, y), arch=arch).faults == []
+    assert y.tolist() == [0, 1, 2, 3] * 8
+    del chunks[2]  # its address is in the table still
+    (fault,) = sim.run(SOURCE, "pointers", 1, 32, (table, which, y), arch=arch).faults
+    assert (fault.kind, fault.thread) == ("out of bounds", (2, 0, 0))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_last_block_sums_what_all_have_written(seed):
+    x = np.random.default_rng(0).integers(-99, 99, 20_000).astype(np.int32)
+    parts, count, out = np.zeros(50, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32)
+    args = x, parts, count, out, np.int32(x.size)
+    assert sim.run(SOURCE, "last_block", 50, 128, args, seed=seed).faults == []
+    assert (out.tolist(), count.tolist()) == ([x.sum()], [50])
+
+
+LIBRARY = r"""
+#include <cub/block/block_radix_sort.cuh>
+extern "C" __global__ void sort(int* x) {
+    typedef cub::BlockRadixSort<int, 64, 2> Sort;
+    __shared__ typename Sort::TempStorage storage;
+    int k[2] = {x[2 * threadIdx.x], x[2 * threadIdx.x + 1]};
+    Sort(storage).Sort(k);
+    x[2 * threadIdx.x] = k[0];
+    x[2 * threadIdx.x + 1] = k[1];
+}
+"""
+
+
+def test_radix_sort_of_cub():
+    x = np.random.default_rng(0).integers(-1000, 1000, 128).astype(np.int32)
+    truth = np.sort(x)
+    assert sim.run(LIBRARY, "sort", 1, 64, (x,)).faults == []
+    np.testing.assert_array_equal(x, truth)

@@ -26,16 +26,21 @@ def test_addresses_are_those_of_the_host(heap):
     assert heap.view(a).tolist() == [*range(8)]
 
 
-def test_freed_memory_is_used_again_and_unwritten(heap):
-    a = heap.allocate(300, "a")
-    heap.write(a, bytes([7]) * 300)
-    heap.free(a)
-    b = heap.allocate(290, "b")
-    start = b.address - heap.base
-    assert b.address == a.address
-    assert not heap.view(b).any()
-    assert not heap.written[start : start + 290].any()
-    assert heap.live == [b]
+def test_freed_memory_is_used_again_late_and_unwritten(heap):
+    size = memory.QUARANTINE // 4
+    first = heap.allocate(size, "a")
+    heap.write(first, bytes([7]) * size)
+    heap.free(first)
+    others = [heap.allocate(size, "b") for _ in range(4)]
+    assert first.address not in {a.address for a in others}  # a stale pointer hits nothing
+    for a in others:
+        heap.free(a)
+    again = heap.allocate(size - 10, "c")
+    start = again.address - heap.base
+    assert again.address == first.address
+    assert not heap.view(again).any()
+    assert not heap.written[start : start + again.size].any()
+    assert heap.live == [again]
 
 
 def test_too_much(heap):

@@ -8,6 +8,7 @@ A loop here goes over the lanes of one instruction; `lane` is a lane's place in 
 from __future__ import annotations
 
 import bisect
+import collections
 import functools
 import mmap
 from typing import NamedTuple
@@ -20,6 +21,7 @@ __all__ = ["Allocation", "Heap", "Table", "the_heap"]
 
 GUARD = 256  # bytes between allocations, and their alignment
 RESERVED = 1 << 34
+QUARANTINE = 1 << 24  # freed bytes of one size that stay unused, so that stale pointers show
 
 OUTSIDE, MISALIGNED, UNWRITTEN = -1, -2, -3  # what `locate` and `unwritten` find
 
@@ -43,7 +45,7 @@ class Heap:
         self.base = self.bytes.ctypes.data
         self.words = {size: self.bytes.view(f"u{size}") for size in (1, 2, 4, 8)}
         self._next = self.base + GUARD
-        self._free: dict[int, list[int]] = {}
+        self._free: dict[int, collections.deque[int]] = {}
         self.live: list[Allocation] = []  # by address
         self.version = 0
 
@@ -52,8 +54,9 @@ class Heap:
     ) -> Allocation:
         """Return `size` bytes that nothing wrote yet, or that are all zero if `written`."""
         room = -(-max(size, 1) // GUARD) * GUARD + GUARD
-        if free := self._free.get(room):
-            address = free.pop()
+        free = self._free.get(room, ())
+        if len(free) * room > QUARANTINE:
+            address = free.popleft()
         else:
             address, self._next = self._next, self._next + room
             if self._next > self.base + RESERVED:
@@ -70,7 +73,7 @@ class Heap:
         """Give an allocation back."""
         self.live.remove(allocation)
         room = -(-max(allocation.size, 1) // GUARD) * GUARD + GUARD
-        self._free.setdefault(room, []).append(allocation.address)
+        self._free.setdefault(room, collections.deque()).append(allocation.address)
         self.version += 1
 
     def view(self, allocation: Allocation) -> np.ndarray:
