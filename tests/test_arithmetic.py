@@ -139,6 +139,19 @@ def test_functions(name, function, ulps):
     assert error.max() <= ulps
 
 
+@pytest.mark.parametrize(
+    "name", ["add", "mul.ftz", "fma.rn", "min", "min.NaN", "sqrt.rn", "lg2.approx"]
+)
+def test_there_is_one_nan(name):
+    nan = np.array([0x7F800001, 0xFFC00000, 0xFFFFFFFF], np.uint32).view(np.float32)
+    count = {"fma.rn": 3, "sqrt.rn": 1, "lg2.approx": 1}.get(name, 2)
+    got = execute(f"{name}.f32", "f32", *[("f32", nan)] * count)
+    assert got.view(np.uint32).tolist() == [0x7FFFFFFF] * 3
+    if count == 1:
+        got = execute(f"{name}.f32", "f32", ("f32", [-1.0]))
+        assert got.view(np.uint32).tolist() == [0x7FFFFFFF]
+
+
 @np.errstate(all="ignore")
 def test_saturation():
     got = execute("add.sat.f32", "f32", ("f32", FLOATS), ("f32", [0.25]))

@@ -13,6 +13,7 @@ __all__ = ["FLOAT", "WHOLE", "rule"]
 
 Rule = tuple[list[str], list[str], Callable]  # types of results and operands, function
 MODES = {"rn", "rz", "rm", "rp"}
+NAN = np.uint32(0x7FFFFFFF).view(np.float32)
 
 
 def _split(flags: list[str]) -> tuple[str, str, bool, bool, set[str]]:
@@ -144,6 +145,24 @@ def _float32(root: str, mode: str, ftz: bool, sat: bool) -> Callable | None:
     return function
 
 
+def _passing_nan(pick: Callable) -> Callable:
+    """min or max that returns NaN where an operand is NaN."""
+    return lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.float32(np.nan), pick(a, b))
+
+
+def _quiet(function: Callable) -> Callable:
+    """The function with the one NaN that the hardware returns."""
+
+    def quieted(*operands: np.ndarray) -> np.ndarray:
+        result = np.asarray(function(*operands), np.float32)
+        nan = np.isnan(result)
+        if nan.any():
+            result[nan] = NAN
+        return result
+
+    return quieted
+
+
 def _half(root: str, kind: str) -> Callable:
     """Operations of 16-bit floats, one or two to a lane: exact or odd in float64, rounded once."""
     name, two = kind.removesuffix("x2"), kind.endswith("x2")
@@ -192,11 +211,10 @@ def rule(root: str, flags: list[str], instruction: Instruction) -> Rule | None:
         return ([kind], [kind] * operands, _half(root, kind)) if ok else None
     if kind == "f32":
         function = _float32(root, mode, ftz, sat)
-    elif kind == "f64" and mode == "rn" and not sat:
-        function = FLOAT[root]
     else:
-        function = None
+        function = FLOAT[root] if kind == "f64" and mode == "rn" and not sat else None
     if function and "NaN" in rest:
-        plain = function
-        function = lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, plain(a, b))  # noqa: E731
+        function = _passing_nan(function)
+    if function and kind == "f32" and root not in {"neg", "abs", "copysign"}:
+        function = _quiet(function)
     return ([kind], [kind] * operands, function) if function else None
