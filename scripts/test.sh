@@ -2,7 +2,7 @@
 # Every lint and every test, in a .venv made for them. Arguments go to pytest: scripts/test.sh -k adam
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
-install plot,test
+install plot,test,sim
 
 .venv/bin/ruff check
 .venv/bin/ruff format --check

@@ -90,7 +90,7 @@ def test_metadata(facts: Message) -> None:
 def test_requirements(facts: Message) -> None:
     base = {"mpi4py", "numba", "numpy", "pyarrow", "safetensors", "threadpoolctl", "tqdm"}
     assert requirements(facts) == base
-    extras = {"cuda12", "cuda13", "mpi", "plot", "test", "bench"}
+    extras = {"cuda12", "cuda13", "sim", "mpi", "plot", "test", "bench"}
     assert set(facts.get_all("Provides-Extra")) == extras
     pathfinder = "cuda-pathfinder"
     libraries = {"nvidia-cublas", "nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime"}

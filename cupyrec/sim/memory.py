@@ -39,7 +39,9 @@ class Heap:
     """Allocations, their bytes, and of each byte whether anything wrote it."""
 
     def __init__(self) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        # Addresses alone: without this flag, which Python 3.11 doesn't name, a fork is refused for
+        # want of memory that nobody uses.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
         self._maps = [mmap.mmap(-1, RESERVED, flags=flags) for _ in range(2)]
         self.bytes, self.written = (np.frombuffer(m, np.uint8) for m in self._maps)
         self.base = self.bytes.ctypes.data
