@@ -161,8 +161,8 @@ def main() -> None:
     parser.add_argument("--case", choices=["mlp"], required=True)
     parser.add_argument("--peer", choices=["torch"], required=True)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--steps", type=int, default=2, help="steps a round")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=6, help="steps a round")
     options = parser.parse_args()
 
     case, rng = MLP, np.random.default_rng(1)
