@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numba
 from numba.core import caching, event
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import LibController, ThreadpoolController
 
 from cupyrec import errors
 
@@ -250,7 +250,7 @@ def serial_blas() -> Iterator[None]:
         if _serial == 0:  # controllers by hand: threadpoolctl's own `limit` takes 30 us, this 6
             _before = [(library, library.get_num_threads()) for library in _blas().lib_controllers]
             for library, _ in _before:
-                library.set_num_threads(1)
+                _set_blas_threads(library, 1)
         _serial += 1
     try:
         yield
@@ -259,4 +259,9 @@ def serial_blas() -> Iterator[None]:
             _serial -= 1
             if _serial == 0:
                 for library, threads in _before:
-                    library.set_num_threads(threads)
+                    _set_blas_threads(library, threads)
+
+
+def _set_blas_threads(library: LibController, threads: int) -> None:
+    """threadpoolctl 3.8 heeds one Python thread alone, the first to ask; ours take turns."""
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(threads)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numba
@@ -321,3 +322,20 @@ assert numba.njit(lambda x: x + 2)(1) == 3
     assert (run.returncode, run.stderr) == (0, "")
     assert lines == ["cupyrec compiling the CPU loops, once on this machine (about 15 s)"]
     assert cpu.logger is logging.getLogger("cupyrec")
+
+
+def test_serial_blas_in_another_thread_gives_the_same_bits():
+    x, w = oracle.normals((4096, 64)), oracle.normals((64, 64), seed=1)
+
+    def product():
+        with cpu.serial_blas():
+            return x @ w, [library.get_num_threads() for library in cpu._blas().lib_controllers]
+
+    expected, threads = product()
+    assert set(threads) == {1}
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            got, threads = pool.submit(product).result()
+            assert set(threads) == {1}
+            np.testing.assert_array_equal(got, expected)
+            np.testing.assert_array_equal(product()[0], expected)
