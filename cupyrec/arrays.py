@@ -1,6 +1,7 @@
-"""Which device an array belongs to, and where its memory comes from.
+"""Which device an array belongs to, how it gets there, and where the CPU's memory comes from.
 
-Version 0.1 knows one device: ``cpu``, NumPy's arrays.
+A device is an array module: `numpy` is ``cpu``, `cupy` is ``cuda``, `cupyrec.sim` is ``sim``. An op
+picks its loops or kernels by the module of its arrays; there is no global switch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,77 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["empty", "namespace"]
+__all__ = ["DEVICES", "copy_to", "device", "empty", "module", "name", "namespace", "to_host"]
+
+DEVICES = ("cpu", "cuda", "sim")
+
+
+def device(array: Any) -> str | None:
+    """Return the name of the device that `array` belongs to, None if it is no array.
+
+    Examples
+    --------
+    >>> device(np.zeros(3)), device([0.0])
+    ('cpu', None)
+    """
+    if isinstance(array, (np.ndarray, np.generic)):
+        return "cpu"
+    # Whoever made an array of the others has imported them.
+    for name, where in (("cupyrec.sim", "sim"), ("cupy", "cuda")):
+        loaded = sys.modules.get(name)
+        if loaded is not None and isinstance(array, loaded.ndarray):
+            return where
+    return None
+
+
+def module(device: str) -> ModuleType:
+    """Return the array module of a device.
+
+    Raises
+    ------
+    ValueError
+        No such device.
+    RuntimeError
+        The device can't be used here.
+
+    Examples
+    --------
+    >>> module("cpu").__name__
+    'numpy'
+    >>> module("gpu")
+    Traceback (most recent call last):
+        ...
+    ValueError: device: must be 'cpu', 'cuda' or 'sim', got 'gpu'.
+    """
+    if device == "cpu":
+        return np
+    if device == "sim":
+        from cupyrec import sim
+
+        return sim
+    if device != "cuda":
+        raise ValueError(f"device: must be 'cpu', 'cuda' or 'sim', got {device!r}.")
+    try:
+        import cupy
+
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # no package, no driver, no GPU: CuPy raises many types
+        raise RuntimeError(
+            f"device 'cuda': needs an NVIDIA GPU, its driver and cupyrec[cuda12] or "
+            f"cupyrec[cuda13], got {type(error).__name__}: {error}"
+        ) from None
+    return cupy
+
+
+def name(module: ModuleType) -> str:
+    """Return the name of the device of an array module.
+
+    Examples
+    --------
+    >>> name(np)
+    'cpu'
+    """
+    return {"numpy": "cpu", "cupy": "cuda", "cupyrec.sim": "sim"}[module.__name__]
 
 
 def namespace(where: str, *arrays: Any) -> ModuleType:
@@ -29,12 +100,12 @@ def namespace(where: str, *arrays: Any) -> ModuleType:
     Returns
     -------
     module
-        ``numpy``.
+        `numpy`, `cupy` or `cupyrec.sim`.
 
     Raises
     ------
     TypeError
-        An argument is not an array of a device this version has.
+        An argument is no array, or they belong to several devices.
 
     Examples
     --------
@@ -43,15 +114,46 @@ def namespace(where: str, *arrays: Any) -> ModuleType:
     >>> namespace("f", [1, 2])
     Traceback (most recent call last):
         ...
-    TypeError: f: arguments must be NumPy arrays (device 'cpu'), got list.
+    TypeError: f: arguments must be arrays of NumPy, CuPy or cupyrec.sim, got list.
     """
-    for array in arrays:
-        if not isinstance(array, np.ndarray):
-            raise TypeError(
-                f"{where}: arguments must be NumPy arrays (device 'cpu'), "
-                f"got {type(array).__name__}."
-            )
-    return np
+    devices = [device(array) for array in arrays]
+    if None in devices:
+        wrong = type(arrays[devices.index(None)]).__name__
+        raise TypeError(
+            f"{where}: arguments must be arrays of NumPy, CuPy or cupyrec.sim, got {wrong}."
+        )
+    if len(set(devices)) > 1:
+        raise TypeError(
+            f"{where}: arguments must be arrays of one device, got {', '.join(devices)}."
+        )
+    if devices[0] == "cpu":
+        return np
+    return sys.modules["cupy" if devices[0] == "cuda" else "cupyrec.sim"]
+
+
+def copy_to(xp: ModuleType, array: Any) -> Any:
+    """Return `array` as an array of the module `xp`; itself where it is one already.
+
+    On a GPU the copy is asynchronous, through pinned memory of CuPy's.
+
+    Examples
+    --------
+    >>> x = np.zeros(3)
+    >>> copy_to(np, x) is x
+    True
+    """
+    return to_host(array) if xp is np else xp.asarray(array)
+
+
+def to_host(array: Any) -> np.ndarray:
+    """Return `array` as a NumPy array, itself where it is one; waits for the device.
+
+    Examples
+    --------
+    >>> to_host(np.zeros(2))
+    array([0., 0.])
+    """
+    return array.get() if device(array) in ("cuda", "sim") else np.asarray(array)
 
 
 class _Pool:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from cupyrec import arrays
+
 __all__ = ["Function", "Tensor", "is_recording", "no_grad", "record"]
 
 _recording = contextvars.ContextVar("recording", default=True)  # each thread has its own
@@ -58,7 +60,7 @@ class Tensor:
             data = np.asarray(data, np.float32)
         if requires_grad and data.dtype.kind != "f":
             raise TypeError(f"Tensor: only floating data may require a gradient, got {data.dtype}.")
-        self.data = np.asarray(data)
+        self.data = data if arrays.device(data) in ("cuda", "sim") else np.asarray(data)
         self.requires_grad = requires_grad
         self.grad = None
         self._node: Function | None = None
@@ -108,14 +110,14 @@ class Tensor:
         return self.data.item()
 
     def numpy(self) -> np.ndarray:
-        """Return the data as a NumPy array that shares memory with it.
+        """Return the data as a NumPy array, which shares its memory on the CPU.
 
         Examples
         --------
         >>> Tensor([2.5]).numpy()
         array([2.5], dtype=float32)
         """
-        return self.data
+        return arrays.to_host(self.data)
 
     def detach(self) -> Tensor:
         """Return a Tensor of the same data that the tape doesn't know.
@@ -152,7 +154,7 @@ class Tensor:
         array([2.], dtype=float32)
         """
         if self.grad is None:
-            self.grad = np.array(grad)
+            self.grad = grad.copy() if hasattr(grad, "copy") else np.array(grad)
         else:
             self.grad += grad
 
@@ -186,7 +188,8 @@ class Tensor:
                     f"backward: without 'grad' one element is needed, got {self.shape}."
                 )
             grad = np.ones_like(self.data)
-        grad = np.asarray(grad, self.dtype)
+        xp = arrays.namespace("backward", self.data)
+        grad = xp.asarray(grad, self.dtype)
         if grad.shape != self.shape:
             raise ValueError(f"backward: 'grad' must have shape {self.shape}, got {grad.shape}.")
         if self._node is None:

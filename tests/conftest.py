@@ -4,6 +4,7 @@ import pytest
 from hypothesis import settings
 
 import cupyrec
+from cupyrec import arrays
 
 settings.register_profile("cupyrec", deadline=None, derandomize=True)
 settings.load_profile("cupyrec")
@@ -13,3 +14,22 @@ settings.load_profile("cupyrec")
 def seeded():
     """No test depends on those before it."""
     cupyrec.manual_seed(0)
+
+
+@pytest.fixture(params=["sim"])
+def sim(request):
+    """The array module of the simulator, for what it alone can count."""
+    pytest.importorskip("cupy", reason="CuPy brings NVRTC: pip install cupyrec[sim]")
+    return arrays.module(request.param)
+
+
+@pytest.fixture(params=["sim", pytest.param("cuda", marks=pytest.mark.gpu)])
+def xp(request):
+    """The array module of a device that runs kernels."""
+    pytest.importorskip("cupy", reason="CuPy brings NVRTC: pip install cupyrec[sim]")
+    if request.param == "cuda":
+        try:
+            return arrays.module("cuda")
+        except RuntimeError as error:
+            pytest.skip(str(error))
+    return arrays.module("sim")

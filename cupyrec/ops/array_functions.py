@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import cpu
-from cupyrec.arrays import empty
+from cupyrec.arrays import device, empty, namespace
 from cupyrec.autograd import Function, Tensor
 from cupyrec.ops import elementwise
 from cupyrec.ops.elementwise import sum_to
@@ -100,9 +100,14 @@ class _GetItem(Function):
         return x[self.key]
 
     def backward(self, grad):
-        dx = np.zeros(self.shape, grad.dtype)
+        dx = namespace("Tensor.__getitem__", grad).zeros(self.shape, grad.dtype)
         if all(p is None or p is ... or isinstance(p, (int, slice)) for p in self.key):
             dx[self.key] = grad
+        elif device(grad) != "cpu":  # without float atomics there is none yet
+            raise TypeError(
+                "Tensor.__getitem__: an array of indices must be of device 'cpu' where a gradient "
+                f"is needed, got '{device(grad)}'."
+            )
         else:
             np.add.at(dx, self.key, grad)  # an array of indices may name an element twice: slower
         return (dx,)
@@ -121,8 +126,8 @@ class _Concatenate(Function):
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b by blocks that depend on the shapes alone, each on one BLAS thread."""
-    if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
-        return np.matmul(a, b)  # which says what is wrong
+    if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2] or device(a) != "cpu":
+        return np.matmul(a, b)  # which says what is wrong, or is the device's own
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     work = math.prod(shape) * a.shape[-1]  # multiply-adds
     if work <= _SMALL:
@@ -154,7 +159,8 @@ class _Matmul(Function):
 
     def backward(self, grad):
         a, b = self.a, self.b
-        grad = np.ascontiguousarray(grad)  # BLAS takes no array that is broadcast
+        # BLAS takes no array that is broadcast.
+        grad = namespace("matmul", grad).ascontiguousarray(grad)
         return (
             sum_to(_product(grad, b.swapaxes(-1, -2)), a.shape) if self.needs[0] else None,
             sum_to(_product(a.swapaxes(-1, -2), grad), b.shape) if self.needs[1] else None,
@@ -264,7 +270,7 @@ def matmul(a: Any, b: Any) -> Any:
     array([[3.],
            [3.]])
     """
-    a, b = (x if isinstance(x, Tensor) else np.asarray(x) for x in (a, b))
+    a, b = (x if isinstance(x, Tensor) or device(x) else np.asarray(x) for x in (a, b))
     if b.ndim == 1:  # a vector is a matrix of one column, on the left of one row
         return matmul(a, reshape(b, (-1, 1)))[..., 0]
     if a.ndim == 1:

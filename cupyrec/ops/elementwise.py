@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyrec import arrays
 from cupyrec.autograd import Function, Tensor
 
 __all__ = ["exp", "log", "maximum", "relu", "sigmoid", "sqrt", "sum_to", "tanh", "where"]
@@ -271,7 +272,7 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 def _operator(node: type[Function], swap: bool = False) -> Callable:
     def apply(self: Tensor, other: Any) -> Any:
-        if not isinstance(other, (Tensor, np.ndarray, np.generic, int, float)):
+        if not (isinstance(other, (Tensor, int, float)) or arrays.device(other)):
             return NotImplemented
         return node.apply(other, self) if swap else node.apply(self, other)
 

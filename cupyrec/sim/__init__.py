@@ -11,10 +11,11 @@ from cupyrec.sim.array import FUNCTIONS, array, asarray, asnumpy, empty, ndarray
 from cupyrec.sim.launch import Result, run
 from cupyrec.sim.machine import Fault
 from cupyrec.sim.ptx import PtxError
+from cupyrec.sim.recorder import Record, record, schedule
 
 __all__ = [
-    "FUNCTIONS", "Fault", "PtxError", "Result", "array", "asarray", "asnumpy", "empty", "ndarray",
-    "run",
+    "FUNCTIONS", "Fault", "PtxError", "Record", "Result", "array", "asarray", "asnumpy", "empty",
+    "ndarray", "record", "run", "schedule",
 ]  # fmt: skip
 
 globals().update(FUNCTIONS)  # where, exp, …

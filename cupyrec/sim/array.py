@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec.sim.memory import the_heap
+from cupyrec.sim import recorder
+from cupyrec.sim.memory import Allocation, the_heap
 
 __all__ = ["FUNCTIONS", "array", "asarray", "asnumpy", "empty", "ndarray"]
 
@@ -23,9 +24,14 @@ class _Owner:
     """Bytes of the heap that are given back when no array uses them."""
 
     def __init__(self, nbytes: int, name: str) -> None:
-        heap = the_heap()
-        self.allocation = heap.allocate(nbytes, name)
-        weakref.finalize(self, heap.free, self.allocation)
+        self.allocation = the_heap().allocate(nbytes, name)
+        recorder.allocated(nbytes)
+        weakref.finalize(self, _release, self.allocation)
+
+
+def _release(allocation: Allocation) -> None:
+    the_heap().free(allocation)
+    recorder.freed(allocation.size)
 
 
 class ndarray:
@@ -93,13 +99,13 @@ class ndarray:
         return repr(self._host)
 
     def __bool__(self) -> bool:
-        return bool(self._host)
+        return bool(self.item())
 
     def __int__(self) -> int:
-        return int(self._host)
+        return int(self.item())
 
     def __float__(self) -> float:
-        return float(self._host)
+        return float(self.item())
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         raise TypeError(
@@ -107,10 +113,21 @@ class ndarray:
             "call .get()."
         )
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """NumPy's functions give arrays of the simulator, as CuPy's arrays have it."""
+        if method != "__call__" or ufunc.__name__ not in FUNCTIONS or options:
+            return NotImplemented
+        return FUNCTIONS[ufunc.__name__](*inputs)
+
+    def __array_function__(self, function: Callable, types: Any, args: Any, options: Any) -> Any:
+        ours = FUNCTIONS.get(function.__name__)
+        return ours(*args, **options) if ours else NotImplemented
+
     # Between host and device
 
     def get(self) -> np.ndarray:
         """Copy to a NumPy array."""
+        recorder.synced()
         return self._host.copy()
 
     def set(self, arr: np.ndarray) -> None:
@@ -124,6 +141,7 @@ class ndarray:
 
     def item(self) -> Any:
         """Return the one element as a Python scalar."""
+        recorder.synced()
         return self._host.item()
 
     # Parts and shapes
@@ -134,10 +152,12 @@ class ndarray:
             return self._view(host)
         if not isinstance(host, np.ndarray):  # one element is an array of no axes, as in CuPy
             return self._view(self._host[(*np.atleast_1d(_index(key)), ...)])
+        recorder.launched(recorder.Launch("take"))
         return _wrap(host)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key = _index(key)
+        recorder.launched(recorder.Launch("setitem"))
         self._host[key] = _unwrap(value)
         self._written()[key] = 1
 
@@ -154,17 +174,34 @@ class ndarray:
         """Return a view with other order of axes."""
         return self._view(self._host.transpose(*axes))
 
+    def swapaxes(self, axis1: int, axis2: int) -> ndarray:
+        """Return a view with two axes exchanged."""
+        return self._view(self._host.swapaxes(axis1, axis2))
+
     def view(self, dtype: Any = None) -> ndarray:
         """Return the same bytes as another dtype."""
         return self._view(self._host.view(dtype or self.dtype))
 
-    def astype(self, dtype: Any) -> ndarray:
-        """Return a copy of another dtype."""
+    def astype(self, dtype: Any, copy: bool = True) -> ndarray:
+        """Return a copy of another dtype; the array itself if it has that and not `copy`."""
+        if not copy and self.dtype == dtype:
+            return self
+        recorder.launched(recorder.Launch("astype"))
         return _wrap(self._host.astype(dtype))
 
     def copy(self) -> ndarray:
         """Return a copy in C order."""
+        recorder.launched(recorder.Launch("copy"))
         return _wrap(self._host)
+
+    def __deepcopy__(self, memo: Any) -> ndarray:
+        result = ndarray(self.shape, self.dtype)
+        result._host[...] = self._host
+        result._written()[...] = self._written()
+        return result
+
+    def __reduce__(self) -> tuple:
+        return array, (self.get(),)
 
     def fill(self, value: Any) -> None:
         """Set all elements."""
@@ -199,6 +236,7 @@ def _lift(function: Callable) -> Callable:
     @functools.wraps(function)
     def lifted(*args: Any, **options: Any) -> Any:
         options = {name: _unwrap(value) for name, value in options.items()}
+        recorder.launched(recorder.Launch(function.__name__))
         return _wrap(function(*_unwrap(args), **options))
 
     return lifted
@@ -207,6 +245,7 @@ def _lift(function: Callable) -> Callable:
 def _operator(name: str) -> Callable:
     def operate(self: ndarray, *others: Any) -> Any:
         others = _unwrap(list(others))
+        recorder.launched(recorder.Launch(name.strip("_")))
         return _wrap(getattr(self._host, name)(*others))
 
     return operate
@@ -214,7 +253,9 @@ def _operator(name: str) -> Callable:
 
 def _in_place(name: str) -> Callable:
     def operate(self: ndarray, other: Any) -> ndarray:
-        getattr(self._host, name)(_unwrap(other))
+        other = _unwrap(other)
+        recorder.launched(recorder.Launch(name.strip("_")))
+        getattr(self._host, name)(other)
         return self
 
     return operate
@@ -281,12 +322,32 @@ def asnumpy(a: ndarray) -> np.ndarray:
     return a.get()
 
 
+def _lift_view(function: Callable) -> Callable:
+    """The same function for arrays of the simulator; where it can, its result shares memory."""
+
+    @functools.wraps(function)
+    def lifted(a: Any, *args: Any, **options: Any) -> Any:
+        found = function(_unwrap(a), *args, **options)
+        return [share(a, part) for part in found] if type(found) is list else share(a, found)
+
+    def share(a: Any, host: Any) -> Any:
+        shares = isinstance(host, np.ndarray) and np.may_share_memory(host, _unwrap(a))
+        return a._view(host) if shares else _wrap(host)
+
+    return lifted
+
+
 #: NumPy's functions for arrays of the simulator, by NumPy's and CuPy's name.
 FUNCTIONS = {
     name: _lift(getattr(np, name))
     for name in (
-        "abs add arange argsort concatenate cumsum divide equal exp flatnonzero full full_like"
-        " greater less log log1p matmul maximum mean minimum multiply ones ones_like power reshape"
-        " split sqrt stack subtract sum tanh tile transpose where zeros zeros_like"
+        "abs absolute add arange argsort concatenate cumsum divide equal exp flatnonzero full"
+        " full_like greater less log log1p matmul maximum mean minimum multiply ones ones_like"
+        " power sort sqrt stack subtract sum tanh tile where zeros zeros_like"
+    ).split()
+} | {
+    name: _lift_view(getattr(np, name))
+    for name in (
+        "ascontiguousarray broadcast_to expand_dims ndim reshape shape size split transpose"
     ).split()
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ from cupyrec import nvrtc
 from cupyrec.sim.array import ndarray
 from cupyrec.sim.machine import Fault, Machine
 from cupyrec.sim.memory import the_heap
-from cupyrec.sim.ptx import parse
+from cupyrec.sim.ptx import Module, parse
 
 __all__ = ["Result", "run"]
 
@@ -94,7 +95,7 @@ def run(
     is_ptx = ".version" in source and ".entry" in source
     options = ("-lineinfo", *options)
     text = source if is_ptx else nvrtc.ptx(source, arch=arch, options=options, file=file)
-    module = parse(text)
+    module = _parsed(text)
     kernel = module.functions.get(name)
     if kernel is None or not kernel.entry:
         names = [f.name for f in module.functions.values() if f.entry]
@@ -149,6 +150,11 @@ def run(
     return result
 
 
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Module:
+    return parse(text)
+
+
 def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
     x = (size,) if isinstance(size, (int, np.integer)) else tuple(size)
     if not 1 <= len(x) <= 3 or min(x) < 1:
@@ -161,7 +167,10 @@ def _result(machine: Machine) -> Result:
     for (_, instruction), n in zip(machine.code, machine.issued, strict=True):
         if n:
             classes[instruction.parts[0]] = classes.get(instruction.parts[0], 0) + n
-    touched = {a.name: (reads, writes) for a, reads, writes in machine.table.touched()}
+    touched: dict[str, tuple[int, int]] = {}
+    for allocation, reads, writes in machine.table.touched():
+        before = touched.get(allocation.name, (0, 0))  # arrays of equal shape have one name
+        touched[allocation.name] = before[0] + reads, before[1] + writes
     counts = dict.fromkeys(
         ["sectors", "requests", "bank_conflicts", "shared_wavefronts", "divergent_branches"], 0
     )

@@ -1,0 +1,234 @@
+"""What cublasLt does with a matmul's descriptors: refuse it by the documented rules, or compute it.
+
+    D = epilogue(alpha * op(A) op(B))       column-major; A is m x k, B k x n, D m x n
+
+The epilogues, in their order: BIAS adds a vector of m to each column, RELU is max(x, 0), AUX keeps
+a bit a unit, 1 where x > 0; DRELU sets units without bit to 0, BGRAD sums what is left over the
+columns. BGRADA sums op(A) over k, BGRADB op(B). What the documentation leaves open is the worst
+here: bits of the mask beyond m are ones, words beyond those stay unwritten.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from cupyrec import cpu
+from cupyrec.sim.memory import Allocation, the_heap
+
+__all__ = ["Layout", "MatmulFault", "Problem", "execute", "refusals"]
+
+_INVALID, _UNSUPPORTED = "STATUS_INVALID_VALUE", "STATUS_NOT_SUPPORTED"
+_LARGEST = 2**31 - 1  # "usually only values that can be expressed as int32_t are supported"
+_MASK = 128  # bits that a leading dimension of a mask is a multiple of
+_EPILOGUES = {
+    "DEFAULT", "RELU", "RELU_AUX", "BIAS", "RELU_BIAS", "RELU_AUX_BIAS",
+    "DRELU", "DRELU_BGRAD", "BGRADA", "BGRADB",
+}  # fmt: skip
+
+
+class MatmulFault(RuntimeError):
+    """A matmul would touch memory that it must not."""
+
+
+class Layout(NamedTuple):
+    """A matrix as its descriptor says; type and order by the names of the headers."""
+
+    type: str
+    order: str
+    rows: int
+    columns: int
+    ld: int
+    batch: int
+
+
+class Problem(NamedTuple):
+    """A matmul as its descriptors say, with what the call itself adds: alpha and three addresses."""
+
+    compute: str
+    scale: str
+    transposes: tuple[str, str]
+    epilogue: str
+    bias: int
+    aux: int
+    aux_ld: int
+    layouts: tuple[Layout, Layout, Layout]  # of A, B and D
+    addresses: tuple[int, int, int]
+    alpha: float
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """m, n, k."""
+        (a, _, d), transposed = self.layouts, self.transposes[0] != "OP_N"
+        return d.rows, d.columns, a.rows if transposed else a.columns
+
+
+def refusals(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield each status that cublasLt would refuse this with, and the rule that is broken."""
+    shapes = []
+    for name, layout in zip("ABD", problem.layouts, strict=True):
+        shape = layout.rows, layout.columns
+        shapes.append(shape)
+        if layout.type != "R_32F":
+            yield _UNSUPPORTED, f"{name} must be R_32F like the compute type, got {layout.type}"
+        if layout.order != "ORDER_COL":
+            yield _UNSUPPORTED, f"{name} must be column-major, got {layout.order}"
+        if layout.batch != 1:
+            yield _UNSUPPORTED, f"{name} must be one matrix, got a batch of {layout.batch}"
+        if min(shape) < 1:
+            yield _INVALID, f"{name} must have rows and columns, got {shape}"
+        if max(shape) > _LARGEST:
+            yield _UNSUPPORTED, f"{name} must have sizes below 2**31, got {shape}"
+        if layout.ld < layout.rows:
+            yield (
+                _INVALID,
+                f"the leading dimension of {name} must be at least its {layout.rows} rows, "
+                f"got {layout.ld}",
+            )
+    a, b = (
+        shape if transpose == "OP_N" else shape[::-1]
+        for shape, transpose in zip(shapes, problem.transposes, strict=False)
+    )
+    if (a[0], b[1], a[1]) != (*shapes[2], b[0]):
+        yield _INVALID, f"A, B and D must be m x k, k x n and m x n, got {a}, {b} and {shapes[2]}"
+    if problem.compute not in ("COMPUTE_32F", "COMPUTE_32F_FAST_TF32") or problem.scale != "R_32F":
+        yield (
+            _UNSUPPORTED,
+            f"compute and scale type must be COMPUTE_32F or COMPUTE_32F_FAST_TF32 and R_32F, "
+            f"got {problem.compute} and {problem.scale}",
+        )
+    yield from _epilogue_refusals(problem)
+    for name, address in zip("ABD", problem.addresses, strict=True):
+        if address == 0 or address % 4:
+            yield _INVALID, f"{name} must be aligned to its elements, got address {address:#x}"
+
+
+def _epilogue_refusals(problem: Problem) -> Iterator[tuple[str, str]]:
+    epilogue = problem.epilogue
+    if epilogue not in _EPILOGUES:
+        yield _UNSUPPORTED, f"the epilogue must be one of {sorted(_EPILOGUES)}, got {epilogue}"
+    if ("BIAS" in epilogue or "BGRAD" in epilogue) and (problem.bias == 0 or problem.bias % 4):
+        yield _INVALID, f"{epilogue} needs an aligned bias pointer, got {problem.bias:#x}"
+    if "AUX" in epilogue or "DRELU" in epilogue:
+        rows = problem.layouts[2].rows
+        if problem.aux == 0 or problem.aux % (_MASK // 8):
+            yield (
+                _INVALID,
+                f"{epilogue} needs an auxiliary pointer aligned to 16 bytes, got {problem.aux:#x}",
+            )
+        if problem.aux_ld % _MASK or problem.aux_ld < rows:
+            yield (
+                _INVALID,
+                f"the auxiliary leading dimension must be a multiple of {_MASK} bits and at least "
+                f"the {rows} rows of D, got {problem.aux_ld}",
+            )
+
+
+def execute(problem: Problem) -> None:
+    """Compute D and what the epilogue adds, on the simulator's memory.
+
+    Raises
+    ------
+    MatmulFault
+        An access outside an allocation, a read of bytes that nothing wrote, or an output that
+        overlaps an input.
+    """
+    m, n, _ = problem.sizes
+    epilogue = problem.epilogue
+    access = _Access()
+    a, b = (
+        access.reads(name, address, (layout.columns, layout.rows), 4 * layout.ld)
+        for name, address, layout in zip("AB", problem.addresses, problem.layouts, strict=False)
+    )
+    row_bytes = -(-m // 32) * 4
+    mask = (problem.aux, (n, row_bytes), problem.aux_ld // 8)
+    if "DRELU" in epilogue:
+        live = access.reads("aux", *mask, dtype=np.uint8)
+    if "BIAS" in epilogue:
+        bias = access.reads("bias", problem.bias, (1, m), 4 * m)[0]
+    d = access.writes("D", problem.addresses[2], (n, m), 4 * problem.layouts[2].ld)
+    # Row-major from here on: the transposes of A, B and D.
+    a, b = (
+        _rounded(x, problem.compute).T if transpose != "OP_N" else _rounded(x, problem.compute)
+        for x, transpose in zip((a, b), problem.transposes, strict=True)
+    )
+    with np.errstate(all="ignore"), cpu.serial_blas():
+        z = np.matmul(b, a)
+        z *= np.float32(problem.alpha)
+        if "BIAS" in epilogue:
+            z += bias
+        if "AUX" in epilogue:
+            bits = np.ones((n, 8 * row_bytes), bool)
+            bits[:, :m] = z > 0
+            out = access.writes("aux", *mask, dtype=np.uint8)
+            out[...] = np.packbits(bits, axis=1, bitorder="little")
+        if "DRELU" in epilogue:
+            z[np.unpackbits(live, axis=1, count=m, bitorder="little") == 0] = 0
+        elif "RELU" in epilogue:
+            np.maximum(z, 0, out=z)
+        if "BGRAD" in epilogue:
+            sums = {"BGRADA": lambda: a.sum(axis=0), "BGRADB": lambda: b.sum(axis=1)}
+            gradient = sums.get(epilogue, lambda: z.sum(axis=0))()
+            out = access.writes("bias", problem.bias, (1, gradient.size), 4 * gradient.size)
+            out[0] = gradient
+    d[...] = z
+
+
+def _rounded(x: np.ndarray, compute: str) -> np.ndarray:
+    """TF32 keeps 10 bits of the fraction."""
+    if compute != "COMPUTE_32F_FAST_TF32":
+        return x
+    return ((x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+class _Access:
+    """Arrays of device memory, each checked before anything is computed from it."""
+
+    def __init__(self) -> None:
+        self.heap = the_heap()
+        self.seen: list[tuple[str, int, int]] = []
+
+    def reads(
+        self, name: str, address: int, shape: tuple[int, int], stride: int, dtype: type = np.float32
+    ) -> np.ndarray:
+        where, written = self._place(name, address, shape, stride, dtype)
+        if not written.all():
+            raise MatmulFault(f"cublaslt.matmul: {name} must be written before it is read.")
+        return where
+
+    def writes(
+        self, name: str, address: int, shape: tuple[int, int], stride: int, dtype: type = np.float32
+    ) -> np.ndarray:
+        for other, start, end in self.seen:
+            if address < end and start < self._end(address, shape, stride, dtype):
+                raise MatmulFault(f"cublaslt.matmul: {name} must not overlap {other}.")
+        where, written = self._place(name, address, shape, stride, dtype)
+        written[...] = 1
+        return where
+
+    def _place(
+        self, name: str, address: int, shape: tuple[int, int], stride: int, dtype: type
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, columns) of `dtype` with `stride` bytes a row, and whether each byte is written."""
+        end = self._end(address, shape, stride, dtype)
+        self.seen.append((name, address, end))
+        live = self.heap.live
+        i = bisect.bisect(live, address, key=lambda allocation: allocation.address) - 1
+        found = live[i] if i >= 0 else Allocation(0, 0, "", "")
+        if end > found.address + found.size:
+            raise MatmulFault(
+                f"cublaslt.matmul: {name} must lie in one array, "
+                f"got {end - address} bytes from {address:#x} on, of {found}."
+            )
+        start, item = address - self.heap.base, np.dtype(dtype).itemsize
+        array = np.ndarray(shape, dtype, self.heap.bytes, start, (stride, item))
+        return array, np.ndarray(
+            (*shape, item), np.uint8, self.heap.written, start, (stride, item, 1)
+        )
+
+    @staticmethod
+    def _end(address: int, shape: tuple[int, int], stride: int, dtype: type) -> int:
+        return address + stride * (shape[0] - 1) + shape[1] * np.dtype(dtype).itemsize

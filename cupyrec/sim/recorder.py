@@ -1,0 +1,124 @@
+"""What a stretch of work on the device ``sim`` asked of it: launches, host syncs, allocations.
+
+An allocation counts where CuPy's pool would have to ask the driver: where no freed block of the
+same size, in steps of 512 bytes, is at hand.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from cupyrec.sim.launch import Result
+
+__all__ = [
+    "Launch", "Record", "allocated", "freed", "launched", "record", "schedule", "scheduled",
+    "synced",
+]  # fmt: skip
+
+_STEP = 512  # bytes
+
+_records: list[Record] = []
+_idle: collections.Counter[int] = collections.Counter()  # freed blocks by size
+_schedule = (80, 0)
+
+
+class Launch(NamedTuple):
+    """One launch; `ptx` and `result` are there for the kernels of cupyrec alone."""
+
+    name: str
+    grid: tuple[int, ...] = ()
+    block: int = 0
+    shared: int = 0
+    ptx: str = ""
+    result: Result | None = None
+    file: str = ""
+
+
+@dataclasses.dataclass
+class Record:
+    """Launches in their order, and how often the host waited and memory was taken."""
+
+    launches: list[Launch] = dataclasses.field(default_factory=list)
+    syncs: int = 0
+    allocations: int = 0
+
+
+@contextlib.contextmanager
+def record() -> Iterator[Record]:
+    """Yield a `Record` of what happens within this context.
+
+    Examples
+    --------
+    >>> from cupyrec import sim
+    >>> with record() as seen:
+    ...     total = (sim.asarray([1, 2]) + 1).sum().item()
+    >>> total, [launch.name for launch in seen.launches], seen.syncs
+    (5, ['add', 'sum'], 1)
+    """
+    made = Record()
+    _records.append(made)
+    try:
+        yield made
+    finally:
+        _records[:] = [r for r in _records if r is not made]
+
+
+@contextlib.contextmanager
+def schedule(arch: int = 80, seed: int = 0) -> Iterator[None]:
+    """Within this context kernels run as PTX of ``compute_<arch>``, in the order of this seed.
+
+    Examples
+    --------
+    >>> with schedule(arch=90, seed=3):
+    ...     scheduled()
+    (90, 3)
+    """
+    global _schedule
+    before, _schedule = _schedule, (arch, seed)
+    try:
+        yield
+    finally:
+        _schedule = before
+
+
+def scheduled() -> tuple[int, int]:
+    """Return the architecture and seed that kernels run by, see `schedule`.
+
+    Examples
+    --------
+    >>> scheduled()
+    (80, 0)
+    """
+    return _schedule
+
+
+def launched(launch: Launch) -> None:
+    """Count a launch."""
+    for made in _records:
+        made.launches.append(launch)
+
+
+def synced() -> None:
+    """Count a wait of the host for the device."""
+    for made in _records:
+        made.syncs += 1
+
+
+def allocated(nbytes: int) -> None:
+    """Count a block of memory, unless a freed one serves."""
+    size = -(-nbytes // _STEP)
+    if _idle[size]:
+        _idle[size] -= 1
+    else:
+        for made in _records:
+            made.allocations += 1
+
+
+def freed(nbytes: int) -> None:
+    """Note a block that may serve again."""
+    _idle[-(-nbytes // _STEP)] += 1
