@@ -116,7 +116,7 @@ def namespace(where: str, *arrays: Any) -> ModuleType:
         ...
     TypeError: f: arguments must be arrays of NumPy, CuPy or cupyrec.sim, got list.
     """
-    devices = [device(array) for array in arrays]
+    devices = [None if isinstance(array, np.generic) else device(array) for array in arrays]
     if None in devices:
         wrong = type(arrays[devices.index(None)]).__name__
         raise TypeError(

@@ -1,4 +1,5 @@
 import itertools
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +20,7 @@ def test_namespace_of_numpy_arrays():
     [([1.0], "list"), (1.0, "float"), (np.float32(1), "float32"), (None, "NoneType")],
 )
 def test_namespace_names_the_type_that_is_no_array(value, name):
-    text = f"f: arguments must be NumPy arrays (device 'cpu'), got {name}."
+    text = f"f: arguments must be arrays of NumPy, CuPy or cupyrec.sim, got {name}."
     with pytest.raises(TypeError, match=oracle.sentence(text)):
         arrays.namespace("f", np.zeros(2), value)
 
@@ -101,3 +102,35 @@ def test_pool_forgets_sizes_that_nobody_asks_for_any_more():
     assert sorted(size for size, same in pool._buffers.items() if same) == [
         LARGE, 2 * LARGE, 7 * LARGE,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["cpu", "sim"])
+def test_a_device_is_an_array_module(name):
+    module = arrays.module(name)
+    assert arrays.name(module) == name
+    x = module.zeros(3, np.float32)
+    assert arrays.device(x) == name
+    assert arrays.namespace("f", x, x) is module
+    assert arrays.copy_to(module, x) is x
+    for other in map(arrays.module, ("cpu", "sim")):
+        moved = arrays.copy_to(other, x)
+        assert arrays.device(moved) == arrays.name(other)
+        np.testing.assert_array_equal(arrays.to_host(moved), np.zeros(3))
+
+
+def test_devices_do_not_mix():
+    text = "f: arguments must be arrays of one device, got cpu, sim."
+    with pytest.raises(TypeError, match=oracle.sentence(text)):
+        arrays.namespace("f", np.zeros(3), arrays.module("sim").zeros(3))
+
+
+def test_no_other_device():
+    with pytest.raises(ValueError, match="must be 'cpu', 'cuda' or 'sim', got 'tpu'"):
+        arrays.module("tpu")
+
+
+def test_without_a_gpu_cuda_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    text = "^device 'cuda': needs an NVIDIA GPU, its driver and cupyrec"
+    with pytest.raises(RuntimeError, match=text):
+        arrays.module("cuda")

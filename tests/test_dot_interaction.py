@@ -235,11 +235,11 @@ def test_width(features, width, options, columns):
         ),
         (
             np.ones((4, 16), f32), None, {}, TypeError,
-            "arguments must be NumPy arrays (device 'cpu'), got NoneType.",
+            "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got NoneType.",
         ),
         (
             [[1.0]], np.ones((1, 1, 1), f32), {}, TypeError,
-            "arguments must be NumPy arrays (device 'cpu'), got list.",
+            "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got list.",
         ),
     ],
 )  # fmt: skip

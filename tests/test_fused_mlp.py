@@ -229,7 +229,7 @@ def refusals():
         ),
         (
             (None, weights, biases), {}, TypeError,
-            "arguments must be NumPy arrays (device 'cpu'), got NoneType.",
+            "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got NoneType.",
         ),
     ]  # fmt: skip
 

@@ -163,7 +163,7 @@ def test_each_bit_of_a_key_changes_half_of_the_hash():
         (np.zeros((2, 1), np.uint32), np.zeros(2, np.int64), ValueError,
          "'tables' must have axes (N), got shape (2, 1)."),
         ([0], np.zeros(1, np.int64), TypeError,
-         "arguments must be NumPy arrays (device 'cpu'), got list."),
+         "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got list."),
     ],
 )  # fmt: skip
 def test_refuses(tables, ids, error, text):

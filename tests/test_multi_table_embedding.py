@@ -128,11 +128,11 @@ def test_no_rows_and_strided_ids():
         (np.zeros((2, 3), bool), TypeError, "'ids' must be int64, got bool."),
         (
             [[1, 2, 3]], TypeError,
-            "arguments must be NumPy arrays (device 'cpu'), got list.",
+            "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got list.",
         ),
         (
             cupyrec.Tensor(np.zeros((2, 3), np.int64)), TypeError,
-            "arguments must be NumPy arrays (device 'cpu'), got Tensor.",
+            "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got Tensor.",
         ),
         (
             np.zeros((2, 4), np.int64), ValueError,

@@ -183,7 +183,7 @@ f32 = np.float32
         (np.ones((2, 3), f32), np.ones(3), TypeError, "'bias' must be float32, got float64."),
         (
             [[1.0]], np.ones(1), TypeError,
-            "arguments must be NumPy arrays (device 'cpu'), got list.",
+            "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got list.",
         ),
     ],
 )  # fmt: skip
@@ -224,7 +224,7 @@ def test_refuses_a_rate_outside(rate):
         ),
         (
             None, np.ones((2, 4), np.uint32), TypeError,
-            "arguments must be NumPy arrays (device 'cpu'), got NoneType.",
+            "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got NoneType.",
         ),
     ],
 )  # fmt: skip

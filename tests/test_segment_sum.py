@@ -80,7 +80,7 @@ def test_same_bits():
         (np.zeros((2, 3), np.float32), np.arange(3), ValueError,
          "'positions' must have N = 2 like 'x', got shape (3,)."),
         (None, np.arange(3), TypeError,
-         "arguments must be NumPy arrays (device 'cpu'), got NoneType."),
+         "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got NoneType."),
     ],
 )  # fmt: skip
 def test_refuses(x, positions, error, text):
