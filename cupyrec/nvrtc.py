@@ -1,22 +1,30 @@
-"""CUDA C++ to PTX by NVRTC, cached on disk; needs the cuda12 or cuda13 extra, but no GPU or driver.
+"""CUDA C++ to PTX by NVRTC, and what ptxas makes of that; needs no GPU or driver, but an extra.
 
 The options are those that CuPy's `RawModule` adds, so that what is read and simulated off-GPU is
 what runs on one. The cache holds one file per source and set of options, each written under a
 name of its own and renamed: many processes may fill it at once, and a reader sees all or nothing.
+What NVRTC warns of is not kept, so that it warns again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import json
 import logging
 import os
 import re
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["CompileError", "cache_folder", "compile_options", "ptx", "version"]
+__all__ = [
+    "CompileError", "Resources", "cache_folder", "compile_options", "ptx", "ptxas", "version",
+]  # fmt: skip
 
 logger = logging.getLogger("cupyrec")
 
@@ -24,7 +32,7 @@ EXTRA = "install cupyrec[cuda12] or cupyrec[cuda13]"
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused a source; the message holds its log, with file and line of the ``.cu``."""
+    """NVRTC or ptxas refused a source; the message holds its log, with the line."""
 
 
 @functools.cache
@@ -34,6 +42,10 @@ def _cupy() -> Path:
         import cupy
     except ImportError as error:
         raise ModuleNotFoundError(f"nvrtc: CuPy must be installed ({error}); {EXTRA}.") from None
+    with contextlib.suppress(Exception):  # CuPy 13 doesn't look into NVIDIA's wheels itself
+        from cuda import pathfinder
+
+        pathfinder.load_nvidia_dynamic_lib("nvrtc")
     return Path(cupy.__file__).parent
 
 
@@ -126,25 +138,28 @@ def ptx(
     try:
         return cached.read_text()
     except OSError:  # not there, or not to be read
-        text = _compile(source, every, file)
-    _keep(cached, text)
+        text, log = _compile(source, every, file)
+    if log:
+        logger.warning("%s", log)
+    else:
+        _keep(cached, text)
     return text
 
 
-def _compile(source: str, options: tuple[str, ...], file: str) -> str:
+def _compile(source: str, options: tuple[str, ...], file: str) -> tuple[str, str]:
+    """The PTX, and what NVRTC has to say about it."""
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(source, file, [], [])
     try:
         nvrtc.compileProgram(program, list(options))
-        if log := nvrtc.getProgramLog(program).strip():
-            logger.warning("%s", log)
+        log = nvrtc.getProgramLog(program).strip("\0 \n")
         text = nvrtc.getPTX(program)
     except nvrtc.NVRTCError as error:
         raise CompileError(f"nvrtc: {nvrtc.getProgramLog(program) or error}") from None
     finally:
         nvrtc.destroyProgram(program)
-    return text.decode().rstrip("\0") if isinstance(text, bytes) else text.rstrip("\0")
+    return (text.decode() if isinstance(text, bytes) else text).rstrip("\0"), log
 
 
 def _keep(path: Path, text: str) -> None:
@@ -156,3 +171,108 @@ def _keep(path: Path, text: str) -> None:
         os.replace(temporary.name, path)
     except OSError as error:
         logger.warning("the cache of compiled kernels can't be written: %s", error)
+
+
+class Resources(NamedTuple):
+    """What a kernel takes on the hardware, as ptxas says.
+
+    Attributes
+    ----------
+    registers : int
+        Of a thread.
+    spills : int
+        Bytes of registers stored to and loaded from memory, by a thread.
+    stack : int
+        Bytes of local memory of a thread.
+    shared : int
+        Bytes of static shared memory of a block.
+    warnings : tuple of str
+        Of the whole PTX.
+    """
+
+    registers: int
+    spills: int
+    stack: int
+    shared: int
+    warnings: tuple[str, ...]
+
+
+@functools.cache
+def _ptxas() -> tuple[str, str]:
+    """Path and version of ptxas, of the wheel or of an installed toolkit."""
+    try:
+        from cuda import pathfinder
+
+        path = pathfinder.find_nvidia_binary_utility("ptxas")
+    except (ImportError, AttributeError):  # not there, or before version 1.3.4
+        path = None
+    path = path or shutil.which("ptxas")
+    if path is None:
+        raise FileNotFoundError(
+            "ptxas: must be installed or on PATH, found in neither; install cupyrec[sim]."
+        )
+    return path, subprocess.run([path, "--version"], capture_output=True, text=True).stdout
+
+
+def ptxas(ptx: str, arch: int) -> dict[str, Resources]:
+    """Assemble PTX for ``sm_<arch>``; return the resources of each kernel in it, by name.
+
+    Results are cached like PTX.
+
+    Parameters
+    ----------
+    ptx : str
+    arch : int
+        Compute capability times 10.
+
+    Raises
+    ------
+    CompileError
+        ptxas refuses the PTX.
+    FileNotFoundError
+        There is no ptxas.
+    """
+    path, version = _ptxas()
+    return dict(_assembled(ptx, arch, path, version))
+
+
+@functools.lru_cache(maxsize=1024)
+def _assembled(ptx: str, arch: int, path: str, version: str) -> dict[str, Resources]:
+    key = hashlib.sha256(repr((ptx, arch, version)).encode()).hexdigest()
+    cached = cache_folder() / f"{key}.json"
+    try:
+        kept = json.loads(cached.read_text())
+        return {name: Resources(*values, tuple(said)) for name, (*values, said) in kept.items()}
+    except (OSError, ValueError):  # not there, or not to be read
+        pass
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.ptx")
+        file.write_text(ptx)
+        command = [path, "-v", f"-arch=sm_{arch}", "-o", f"{folder}/kernel.cubin", file]
+        done = subprocess.run(command, capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    if done.returncode:
+        raise CompileError(f"ptxas: {said.strip() or f'exit status {done.returncode}'}")
+    resources = _resources(said)
+    _keep(cached, json.dumps(resources))
+    return resources
+
+
+def _resources(said: str) -> dict[str, Resources]:
+    """What ``ptxas -v`` says of each kernel."""
+
+    def number(pattern: str, part: str) -> int:
+        return sum(int(n) for n in re.findall(pattern, part))
+
+    warnings = tuple(line.strip() for line in said.splitlines() if "warning" in line)
+    parts = re.split(r"Compiling entry function '(\w+)' for '\w+'", said)
+    return {
+        name: Resources(
+            number(r"Used (\d+) registers", part),
+            number(r"(\d+) bytes spill (?:stores|loads)", part),
+            number(r"(\d+) bytes stack frame", part),
+            number(r"(\d+) bytes smem", part),
+            warnings,
+        )
+        for name, part in zip(parts[1::2], parts[2::2], strict=True)
+    }

@@ -59,7 +59,7 @@ def located(table, address, nbytes, align, own=-1):
     address = np.array(address)
     found = np.empty(address.size, np.int64)
     bad = memory.locate(address, nbytes, align, np.full(address.size, own), table.starts,
-                        table.sizes, found)  # fmt: skip
+                        table.sizes, table.reached, found)  # fmt: skip
     assert bad == (found < 0).sum()
     return found.tolist()
 
@@ -140,12 +140,20 @@ def test_watch_keeps_two_readers_of_an_instruction(two):
 
 
 def test_touched(two):
-    _, table, a, _ = two
+    _, table, a, b = two
     watch = Watch(table)
     assert table.touched() == []
-    watch(a.address, [0], True, False, nbytes=8)
-    watch(a.address + 4, [1], True, True, nbytes=16)
+
+    def access(address, lane, writes, nbytes):
+        assert located(table, [address], nbytes, 4) == [0]
+        watch(address, [lane], True, writes, nbytes=nbytes)
+
+    access(a.address, 0, False, 8)
+    access(a.address + 4, 1, True, 16)
     assert table.touched() == [(a, 20, 16)]
+    access(a.address + 36, 1, True, 4)
+    assert table.touched() == [(a, 24, 20)]
+    assert table.reached.tolist() == [[0, 40], [b.size, 0]]
 
 
 def traffic(function, address, nbytes, lanes=None):

@@ -116,3 +116,99 @@ def test_unwritable_cache_is_none(cache, caplog):
     cache.write_text("a file where the folder should be")
     assert ".entry twice" in nvrtc.ptx(SOURCE, macros={"FACTOR": 2})
     assert "can't be written" in caplog.text
+
+
+def test_warnings_are_heard_again(cache, caplog):
+    source = 'extern "C" __global__ void k() { int idle; }\n'
+    for n in (1, 2):
+        nvrtc.ptx(source, file="idle.cu")
+        assert caplog.text.count("idle.cu(1): warning") == n
+    assert not cache.exists()
+
+
+# ptxas
+
+SHARED = """
+extern "C" __global__ void first(float* x) {
+    __shared__ float s[256];
+    s[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    x[threadIdx.x] = s[255 - threadIdx.x];
+}
+extern "C" __global__ void second(float* x) { *x = 0; }
+"""
+
+
+@pytest.fixture
+def ptxas():
+    try:
+        nvrtc._ptxas()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    nvrtc._assembled.cache_clear()
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_resources_by_kernel(arch, ptxas):
+    found = nvrtc.ptxas(nvrtc.ptx(SHARED, arch=arch), arch)
+    assert list(found) == ["first", "second"] or list(found) == ["second", "first"]
+    assert (found["first"].shared, found["second"].shared) == (1024, 0)
+    assert all(4 <= r.registers <= 32 and r[1:3] == (0, 0) for r in found.values())
+    assert all(r.warnings == () for r in found.values())
+
+
+def test_spills_are_seen(ptxas):
+    # 64 values live at once do not fit into the registers that a thread of 1024 x 2 may have.
+    source = """extern "C" __global__ void __launch_bounds__(1024, 2) spill(float* x, int n) {
+        float v[64];
+    #pragma unroll
+        for (int i = 0; i < 64; ++i) v[i] = x[i * 1024 + threadIdx.x];
+        for (int k = 0; k < n; ++k)
+    #pragma unroll
+            for (int i = 0; i < 64; ++i) v[i] = v[i] * v[(i + 7) % 64] + v[(i + 31) % 64];
+    #pragma unroll
+        for (int i = 0; i < 64; ++i) x[i * 1024 + threadIdx.x] = v[i];
+    }"""
+    assert nvrtc.ptxas(nvrtc.ptx(source), 80)["spill"].spills > 0
+
+
+def test_what_ptxas_says_is_read():
+    said = """ptxas warning : Value of threads per SM for entry k is out of range
+ptxas info    : 8 bytes gmem
+ptxas info    : Compiling entry function 'k' for 'sm_90'
+ptxas info    : Function properties for k
+    96 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 14 registers, used 1 barriers, 96 bytes cumulative stack size, 512 bytes smem
+"""
+    warning = "ptxas warning : Value of threads per SM for entry k is out of range"
+    assert nvrtc._resources(said) == {"k": nvrtc.Resources(14, 20, 96, 512, (warning,))}
+
+
+def test_resources_are_cached(cache, ptxas, monkeypatch):
+    text = nvrtc.ptx(SHARED)
+    found = nvrtc.ptxas(text, 80)
+    nvrtc._assembled.cache_clear()
+    path, version = nvrtc._ptxas()
+    monkeypatch.setattr(nvrtc, "_ptxas", lambda: ("/no/ptxas", version))
+    assert nvrtc.ptxas(text, 80) == found
+    (kept,) = cache.glob("*.json")
+    kept.write_text("{ cut short")
+    nvrtc._assembled.cache_clear()
+    monkeypatch.setattr(nvrtc, "_ptxas", lambda: (path, version))
+    assert nvrtc.ptxas(text, 80) == found
+
+
+def test_ptxas_refuses(ptxas):
+    with pytest.raises(nvrtc.CompileError, match=r"^ptxas: .*line 4.*no_such"):
+        nvrtc.ptxas(".version 8.0\n.target sm_80\n.address_size 64\nno_such;\n", 80)
+
+
+def test_no_ptxas(monkeypatch):
+    from cuda import pathfinder
+
+    monkeypatch.setattr(pathfinder, "find_nvidia_binary_utility", lambda name: None)
+    monkeypatch.setenv("PATH", "")
+    nvrtc._ptxas.cache_clear()
+    with pytest.raises(FileNotFoundError, match=r"^ptxas: must be installed or on PATH"):
+        nvrtc.ptxas("", 80)
+    nvrtc._ptxas.cache_clear()

@@ -22,9 +22,9 @@ MAX_LINES = 450
 
 # Lower never imports higher; "cupyrec" is the namespace of cupyrec/__init__.py.
 LAYERS = (
-    "errors < cpu < nvrtc < sim < arrays < random kernel cublaslt < autograd < ops < parallel"
-    " < embedding < optim < nn < models"
-    " < checkpoint config data interruption metrics run_folder testing training < cupyrec"
+    "errors < cpu < cublaslt_library nvrtc < sim < arrays < random kernel cublaslt < autograd < ops"
+    " < parallel < embedding < optim < nn < models"
+    " < checkpoint config data interruption metrics progress run_folder testing training < cupyrec"
     " < cli commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
@@ -35,6 +35,7 @@ ABOVE_MODELS = {"pyarrow", "safetensors", "tqdm"}
 IN_ONE_PLACE = {
     "arrays": {"cupy"},
     "cpu": {"threadpoolctl"},
+    "cublaslt_library": {"cuda"},
     "kernel": {"cupy"},
     "nvrtc": {"cuda", "cupy"},
     "parallel": {"mpi4py"},

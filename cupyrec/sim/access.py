@@ -74,8 +74,9 @@ class Place:
         machine, heap, table = self.machine, self.machine.heap, self.machine.table
         found = np.empty(address.size, np.int64)
         bad = memory.locate(
-            address, size, align or size, self.own[group.t], table.starts, table.sizes, found
-        )
+            address, size, align or size, self.own[group.t], table.starts, table.sizes,
+            table.reached, found,
+        )  # fmt: skip
         if reads:
             bad += memory.unwritten(address, size, heap.base, heap.written, found)
         if bad:

@@ -237,6 +237,8 @@ def _lift(function: Callable) -> Callable:
     def lifted(*args: Any, **options: Any) -> Any:
         options = {name: _unwrap(value) for name, value in options.items()}
         recorder.launched(recorder.Launch(function.__name__))
+        if function is np.flatnonzero:
+            recorder.synced()  # for the size of what it returns
         return _wrap(function(*_unwrap(args), **options))
 
     return lifted

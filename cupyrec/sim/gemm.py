@@ -46,7 +46,7 @@ class Layout(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A matmul as its descriptors say, with what the call itself adds: alpha and three addresses."""
+    """A matmul as its descriptors say, and what the call itself adds: alpha and addresses."""
 
     compute: str
     scale: str
@@ -212,16 +212,16 @@ class _Access:
     def _place(
         self, name: str, address: int, shape: tuple[int, int], stride: int, dtype: type
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, columns) of `dtype` with `stride` bytes a row, and whether each byte is written."""
+        """(rows, columns) of `dtype`, `stride` bytes a row, and whether each byte is written."""
         end = self._end(address, shape, stride, dtype)
         self.seen.append((name, address, end))
         live = self.heap.live
         i = bisect.bisect(live, address, key=lambda allocation: allocation.address) - 1
-        found = live[i] if i >= 0 else Allocation(0, 0, "", "")
+        found = live[i] if i >= 0 else Allocation(0, 0, "nothing", "")
         if end > found.address + found.size:
             raise MatmulFault(
                 f"cublaslt.matmul: {name} must lie in one array, "
-                f"got {end - address} bytes from {address:#x} on, of {found}."
+                f"got {end - address} bytes of {found.name}."
             )
         start, item = address - self.heap.base, np.dtype(dtype).itemsize
         array = np.ndarray(shape, dtype, self.heap.bytes, start, (stride, item))

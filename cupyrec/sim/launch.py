@@ -25,7 +25,8 @@ class Result:
     ``counts`` has ``sectors`` of 32 bytes over ``requests`` of warps to global memory,
     ``bytes_read`` and ``bytes_written`` (distinct ones), ``bank_conflicts`` beyond the
     ``shared_wavefronts`` needed, ``divergent_branches``, ``longest_warp`` and ``mean_warp``
-    (instructions), and ``instructions`` of warps; ``classes`` has those by opcode.
+    (instructions), and ``instructions`` of warps; ``classes`` has those by opcode,
+    of ``cp`` in full.
     """
 
     faults: list[Fault]
@@ -166,7 +167,9 @@ def _result(machine: Machine) -> Result:
     classes: dict[str, int] = {}
     for (_, instruction), n in zip(machine.code, machine.issued, strict=True):
         if n:
-            classes[instruction.parts[0]] = classes.get(instruction.parts[0], 0) + n
+            kind = instruction.parts[0]
+            kind = instruction.opcode if kind == "cp" else kind  # copies, and waits for them
+            classes[kind] = classes.get(kind, 0) + n
     touched: dict[str, tuple[int, int]] = {}
     for allocation, reads, writes in machine.table.touched():
         before = touched.get(allocation.name, (0, 0))  # arrays of equal shape have one name

@@ -114,13 +114,18 @@ class Table:
         cells = np.where([a.space != "local" for a in self.allocations], cells // grain, 0)
         self.first_cell = np.append(0, np.cumsum(cells))  # of each allocation, and the end
         self.cells = np.zeros((int(self.first_cell[-1]), 6), np.int32)
+        # Of each allocation the lowest byte that was touched, and the end of the highest: a chunk
+        # of rows is 16 MB, of which a launch meets some.
+        self.reached = np.stack([self.sizes, np.zeros_like(self.sizes)], axis=1)
 
     def touched(self) -> list[tuple[Allocation, int, int]]:
         """Bytes read and written of each allocation in global memory that was touched."""
-        ends, result = self.first_cell, []
-        for i, allocation in enumerate(self.allocations):
+        result = []
+        for i in np.flatnonzero(self.reached[:, 1]):
+            allocation, first = self.allocations[i], self.first_cell[i]
             if allocation.space == "global":
-                cells = self.cells[ends[i] : ends[i + 1]]
+                low, high = self.reached[i] // self.grain
+                cells = self.cells[first + low : min(first + high + 1, self.first_cell[i + 1])]
                 counts = (int(np.count_nonzero(cells[:, c])) * self.grain for c in (2, 0))
                 reads, writes = (min(n, allocation.size) for n in counts)
                 if reads or writes:
@@ -129,10 +134,11 @@ class Table:
 
 
 @cpu.exact_loop
-def locate(address, nbytes, align, own, starts, sizes, found):
+def locate(address, nbytes, align, own, starts, sizes, reached, found):
     """found[i] = index of the allocation that holds all of address[i] … + nbytes, else why not.
 
-    Parameters: address int64 (n,); own int64 (n,), the one allocation allowed or -1; found (n,).
+    Parameters: address int64 (n,); own int64 (n,), the one allocation allowed or -1; reached: see
+    `Table`; found (n,).
     Returns the number of accesses that no allocation holds or that are misaligned.
     """
     bad, last = 0, 0
@@ -147,6 +153,9 @@ def locate(address, nbytes, align, own, starts, sizes, found):
             k = OUTSIDE
         elif a % align:
             k = MISALIGNED
+        else:
+            reached[k, 0] = min(reached[k, 0], a - starts[k])
+            reached[k, 1] = max(reached[k, 1], a - starts[k] + nbytes)
         found[i] = k
         bad += k < 0
     return bad

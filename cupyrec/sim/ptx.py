@@ -118,6 +118,7 @@ class Token(NamedTuple):
     line: int
 
 
+@functools.cache
 def width(kind: str) -> int:
     """Return the bytes of a type: 4 for ``f32`` or ``b32``, 1 for ``pred``."""
     if kind == "pred":
@@ -128,6 +129,7 @@ def width(kind: str) -> int:
 HALVES = {"f16", "f16x2", "bf16", "bf16x2"}
 
 
+@functools.cache
 def dtype_of(kind: str) -> np.dtype:
     """Return how a lane of type `kind` is held: 16-bit floats as their bits, predicates as bool."""
     if kind == "pred":
