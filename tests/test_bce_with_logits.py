@@ -147,11 +147,11 @@ def test_same_bits_and_other_layouts():
         ),
         (
             np.ones((3, 1), f32), None, TypeError,
-            "arguments must be NumPy arrays (device 'cpu'), got NoneType.",
+            "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got NoneType.",
         ),
         (
             3.0, np.ones((3, 1), f32), TypeError,
-            "arguments must be NumPy arrays (device 'cpu'), got float.",
+            "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got float.",
         ),
     ],
 )  # fmt: skip

@@ -54,7 +54,7 @@ def test_same_bits():
     ("x", "text"),
     [
         (np.zeros(3), "'x' must be float32, got float64."),
-        ([1.0], "arguments must be NumPy arrays (device 'cpu'), got list."),
+        ([1.0], "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got list."),
     ],
 )
 def test_refuses(x, text):

@@ -9,9 +9,13 @@ A row is [w (D), s (D)].
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from cupyrec import cpu, errors
+from cupyrec import arrays, cpu, errors
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.ops.clip_scale import scale_pointer, scale_value
 from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at
 
 __all__ = ["adagrad_dense", "adagrad_rows"]
@@ -35,16 +39,29 @@ def _update_rows(memory, rows, g, lr, eps, scale):
         _update(row[:width], row[width : 2 * width], g[u], lr, eps, scale)
 
 
-def adagrad_dense(
-    w: np.ndarray, s: np.ndarray, g: np.ndarray, *, lr: float, eps: float, scale: float = 1.0
-) -> None:
+_dense = Kernel(
+    "adagrad.cu", "adagrad_dense",
+    "float* w, float* s, const float* g, float lr, float eps, const float* scale, int64_t n",
+    lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
+)  # fmt: skip
+_rows = Kernel(
+    "adagrad.cu", "adagrad_rows",
+    "const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g, float lr,"
+    " float eps, const float* scale, int64_t row_count",
+    lambda U, D, vector: Geometry(blocks(U * D // vector, 256), 256), optional="scale",
+)  # fmt: skip
+
+
+def adagrad_dense(w: Any, s: Any, g: Any, *, lr: float, eps: float, scale: Any = 1.0) -> None:
     """Update dense parameters and their state in place.
 
     Parameters
     ----------
     w, s, g : (N,) arrays of float32
         Parameters, sums of squares, gradient.
-    lr, eps, scale : float
+    lr, eps : float
+    scale : float, or (1,) array of float32 on the device of `w`
+        Where it is NaN, nothing is updated.
 
     Raises
     ------
@@ -59,18 +76,24 @@ def adagrad_dense(
     (array([0.75], dtype=float32), array([4.], dtype=float32))
     """
     errors.vectors("adagrad_dense", w=w, s=s, g=g)
-    c = np.float32(lr), np.float32(eps), np.float32(scale)
-    cpu.parallel(lambda i, j: _update(w[i:j], s[i:j], g[i:j], *c), w.size, _ELEMENTS)
+    xp = arrays.namespace("adagrad_dense", w, s, g)
+    if xp is not np:
+        g = xp.ascontiguousarray(g)
+        macros = {"VECTOR": vector_width(4, w, s, g)}
+        _dense(w, s, g, lr, eps, scale_pointer(xp, scale), w.size, macros=macros, N=w.size)
+    elif not np.isnan(scale := scale_value(scale)):
+        c = np.float32(lr), np.float32(eps), np.float32(scale)
+        cpu.parallel(lambda i, j: _update(w[i:j], s[i:j], g[i:j], *c), w.size, _ELEMENTS)
 
 
 def adagrad_rows(
     memory: RowMemory,
-    rows: np.ndarray,
-    g: np.ndarray,
+    rows: Any,
+    g: Any,
     *,
     lr: float,
     eps: float,
-    scale: float = 1.0,
+    scale: Any = 1.0,
 ) -> None:
     """Update embedding rows and their state in place.
 
@@ -80,7 +103,9 @@ def adagrad_rows(
     rows : (U,) array of int64
         No row twice.
     g : (U, D) array of float32
-    lr, eps, scale : float
+    lr, eps : float
+    scale : float, or (1,) array of float32 on the device of `g`
+        Where it is NaN, nothing is updated.
 
     Raises
     ------
@@ -96,5 +121,14 @@ def adagrad_rows(
     array([[0.75, 4.  , 0.  , 0.  ]], dtype=float32)
     """
     check_rows("adagrad_rows", memory, rows, g, parts=2)
-    c = np.float32(lr), np.float32(eps), np.float32(scale)
-    cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], *c), len(rows), _ROWS)
+    xp = arrays.namespace("adagrad_rows", memory.chunks, rows, g)
+    if xp is not np:
+        rows, g = xp.ascontiguousarray(rows), xp.ascontiguousarray(g)
+        (count, width), vector = g.shape, vector_width(g.shape[1], g)
+        _rows(
+            *memory, rows, g, lr, eps, scale_pointer(xp, scale), count,
+            macros={"DIM": width, "VECTOR": vector}, U=count, D=width, vector=vector,
+        )  # fmt: skip
+    elif not np.isnan(scale := scale_value(scale)):
+        c = np.float32(lr), np.float32(eps), np.float32(scale)
+        cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], *c), len(rows), _ROWS)

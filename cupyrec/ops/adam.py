@@ -10,9 +10,13 @@ A row is [w (D), m (D), v (D)]. Lazy: only the rows of the batch move, t counts 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from cupyrec import cpu, errors
+from cupyrec import arrays, cpu, errors
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.ops.clip_scale import scale_pointer, scale_value
 from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at
 
 __all__ = ["adam_dense", "adam_rows"]
@@ -38,25 +42,40 @@ def _update_rows(memory, rows, g, constants):
         _update(row[:n], row[n : 2 * n], row[2 * n : 3 * n], g[u], constants)
 
 
-def _constants(lr: float, beta1: float, beta2: float, eps: float, t: int, scale: float) -> tuple:
-    """What the loops take. 1 - beta is rounded once; 1 - float32(.999) would be off by 1e-5."""
+_CONSTANTS = "float rate, float beta1, float rest1, float beta2, float rest2, float inverse_root"
+_dense = Kernel(
+    "adam.cu", "adam_dense",
+    f"float* w, float* m, float* v, const float* g, {_CONSTANTS}, float eps, const float* scale,"
+    " int64_t n",
+    lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
+)  # fmt: skip
+_rows = Kernel(
+    "adam.cu", "adam_rows",
+    "const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,"
+    f" {_CONSTANTS}, float eps, const float* scale, int64_t row_count",
+    lambda U, D, vector: Geometry(blocks(U * D // vector, 256), 256), optional="scale",
+)  # fmt: skip
+
+
+def _constants(lr: float, beta1: float, beta2: float, eps: float, t: int) -> tuple:
+    """What loops and kernels take. 1 - beta is rounded once; 1 - float32(.999) is off by 1e-5."""
     rate, inverse_root = lr / (1 - beta1**t), (1 - beta2**t) ** -0.5
-    constants = (rate, beta1, 1 - beta1, beta2, 1 - beta2, inverse_root, eps, scale)
+    constants = (rate, beta1, 1 - beta1, beta2, 1 - beta2, inverse_root, eps)
     return tuple(np.float32(c) for c in constants)
 
 
 def adam_dense(
-    w: np.ndarray,
-    m: np.ndarray,
-    v: np.ndarray,
-    g: np.ndarray,
+    w: Any,
+    m: Any,
+    v: Any,
+    g: Any,
     *,
     lr: float,
     beta1: float,
     beta2: float,
     eps: float,
     t: int,
-    scale: float = 1.0,
+    scale: Any = 1.0,
 ) -> None:
     """Update dense parameters and their state in place.
 
@@ -64,9 +83,11 @@ def adam_dense(
     ----------
     w, m, v, g : (N,) arrays of float32
         Parameters, first and second moment, gradient.
-    lr, beta1, beta2, eps, scale : float
+    lr, beta1, beta2, eps : float
     t : int
         Number of this step, from 1.
+    scale : float, or (1,) array of float32 on the device of `w`
+        Where it is NaN, nothing is updated.
 
     Raises
     ------
@@ -82,21 +103,28 @@ def adam_dense(
     array([0.75], dtype=float32)
     """
     errors.vectors("adam_dense", w=w, m=m, v=v, g=g)
-    c = _constants(lr, beta1, beta2, eps, t, scale)
-    cpu.parallel(lambda i, j: _update(w[i:j], m[i:j], v[i:j], g[i:j], c), w.size, _ELEMENTS)
+    xp = arrays.namespace("adam_dense", w, m, v, g)
+    c = _constants(lr, beta1, beta2, eps, t)
+    if xp is not np:
+        g = xp.ascontiguousarray(g)
+        macros = {"VECTOR": vector_width(4, w, m, v, g)}
+        _dense(w, m, v, g, *c, scale_pointer(xp, scale), w.size, macros=macros, N=w.size)
+    elif not np.isnan(scale := scale_value(scale)):
+        c = (*c, np.float32(scale))
+        cpu.parallel(lambda i, j: _update(w[i:j], m[i:j], v[i:j], g[i:j], c), w.size, _ELEMENTS)
 
 
 def adam_rows(
     memory: RowMemory,
-    rows: np.ndarray,
-    g: np.ndarray,
+    rows: Any,
+    g: Any,
     *,
     lr: float,
     beta1: float,
     beta2: float,
     eps: float,
     t: int,
-    scale: float = 1.0,
+    scale: Any = 1.0,
 ) -> None:
     """Update embedding rows and their state in place.
 
@@ -106,9 +134,11 @@ def adam_rows(
     rows : (U,) array of int64
         No row twice.
     g : (U, D) array of float32
-    lr, beta1, beta2, eps, scale : float
+    lr, beta1, beta2, eps : float
     t : int
         Number of this step, from 1.
+    scale : float, or (1,) array of float32 on the device of `g`
+        Where it is NaN, nothing is updated.
 
     Raises
     ------
@@ -125,5 +155,15 @@ def adam_rows(
     array([[0.75 , 0.2  , 0.004, 0.   ]], dtype=float32)
     """
     check_rows("adam_rows", memory, rows, g, parts=3)
-    c = _constants(lr, beta1, beta2, eps, t, scale)
-    cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], c), len(rows), _ROWS)
+    xp = arrays.namespace("adam_rows", memory.chunks, rows, g)
+    c = _constants(lr, beta1, beta2, eps, t)
+    if xp is not np:
+        rows, g = xp.ascontiguousarray(rows), xp.ascontiguousarray(g)
+        (count, width), vector = g.shape, vector_width(g.shape[1], g)
+        _rows(
+            *memory, rows, g, *c, scale_pointer(xp, scale), count,
+            macros={"DIM": width, "VECTOR": vector}, U=count, D=width, vector=vector,
+        )  # fmt: skip
+    elif not np.isnan(scale := scale_value(scale)):
+        c = (*c, np.float32(scale))
+        cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], c), len(rows), _ROWS)

@@ -5,9 +5,13 @@ w -= lr * scale * g             scale: the clipping factor
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from cupyrec import cpu, errors
+from cupyrec import arrays, cpu, errors
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.ops.clip_scale import scale_pointer, scale_value
 from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at
 
 __all__ = ["sgd_dense", "sgd_rows"]
@@ -27,14 +31,28 @@ def _update_rows(memory, rows, g, rate):
         _update(row_at(memory, rows[u]), g[u], rate)
 
 
-def sgd_dense(w: np.ndarray, g: np.ndarray, *, lr: float, scale: float = 1.0) -> None:
+_dense = Kernel(
+    "sgd.cu", "sgd_dense", "float* w, const float* g, float rate, const float* scale, int64_t n",
+    lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
+)  # fmt: skip
+_rows = Kernel(
+    "sgd.cu", "sgd_rows",
+    "const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g, float rate,"
+    " const float* scale, int64_t row_count",
+    lambda U, D, vector: Geometry(blocks(U * D // vector, 256), 256), optional="scale",
+)  # fmt: skip
+
+
+def sgd_dense(w: Any, g: Any, *, lr: float, scale: Any = 1.0) -> None:
     """Update dense parameters in place.
 
     Parameters
     ----------
     w, g : (N,) arrays of float32
         Parameters and their gradient.
-    lr, scale : float
+    lr : float
+    scale : float, or (1,) array of float32 on the device of `w`
+        Where it is NaN, nothing is updated.
 
     Raises
     ------
@@ -49,13 +67,17 @@ def sgd_dense(w: np.ndarray, g: np.ndarray, *, lr: float, scale: float = 1.0) ->
     array([0.5], dtype=float32)
     """
     errors.vectors("sgd_dense", w=w, g=g)
-    rate = np.float32(lr * scale)
-    cpu.parallel(lambda i, j: _update(w[i:j], g[i:j], rate), w.size, _ELEMENTS)
+    xp = arrays.namespace("sgd_dense", w, g)
+    if xp is not np:
+        g = xp.ascontiguousarray(g)
+        macros = {"VECTOR": vector_width(4, w, g)}
+        _dense(w, g, lr, scale_pointer(xp, scale), w.size, macros=macros, N=w.size)
+    elif not np.isnan(scale := scale_value(scale)):
+        rate = np.float32(lr * scale)
+        cpu.parallel(lambda i, j: _update(w[i:j], g[i:j], rate), w.size, _ELEMENTS)
 
 
-def sgd_rows(
-    memory: RowMemory, rows: np.ndarray, g: np.ndarray, *, lr: float, scale: float = 1.0
-) -> None:
+def sgd_rows(memory: RowMemory, rows: Any, g: Any, *, lr: float, scale: Any = 1.0) -> None:
     """Update embedding rows in place.
 
     Parameters
@@ -64,7 +86,9 @@ def sgd_rows(
     rows : (U,) array of int64
         No row twice.
     g : (U, D) array of float32
-    lr, scale : float
+    lr : float
+    scale : float, or (1,) array of float32 on the device of `g`
+        Where it is NaN, nothing is updated.
 
     Raises
     ------
@@ -80,5 +104,14 @@ def sgd_rows(
     array([[0.5, 0. , 1. , 1. ]], dtype=float32)
     """
     check_rows("sgd_rows", memory, rows, g)
-    rate = np.float32(lr * scale)
-    cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], rate), len(rows), _ROWS)
+    xp = arrays.namespace("sgd_rows", memory.chunks, rows, g)
+    if xp is not np:
+        rows, g = xp.ascontiguousarray(rows), xp.ascontiguousarray(g)
+        (count, width), vector = g.shape, vector_width(g.shape[1], g)
+        _rows(
+            *memory, rows, g, lr, scale_pointer(xp, scale), count,
+            macros={"DIM": width, "VECTOR": vector}, U=count, D=width, vector=vector,
+        )  # fmt: skip
+    elif not np.isnan(scale := scale_value(scale)):
+        rate = np.float32(lr * scale)
+        cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], rate), len(rows), _ROWS)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from cupyrec import arrays, cpu, errors
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 
 __all__ = ["sum_squares"]
 
-_ELEMENTS = 65536  # elements a block
+_ELEMENTS = 65536  # elements a block of the CPU
+_TILE, _MOST_BLOCKS = 2048, 2048  # of a kernel: elements at a time, parts that one block adds
 
 
 @cpu.loop
@@ -19,12 +23,27 @@ def _sum_squares_cpu(x):
     return total
 
 
-def sum_squares(x: np.ndarray) -> float:
+_sum = Kernel(
+    "sum_squares.cu", "sum_squares", "const float* x, int64_t n, double* sums",
+    lambda N: Geometry(min(blocks(N, _TILE), _MOST_BLOCKS), 256),
+)  # fmt: skip
+_add = Kernel(
+    "sum_squares.cu", "add_parts", "const double* parts, int64_t n, double* total",
+    lambda: Geometry(1, 256),
+)  # fmt: skip
+
+
+def sum_squares(x: Any) -> Any:
     """Return the sum of the squares of all elements; NaN or inf if one isn't finite.
 
     Parameters
     ----------
     x : contiguous array of float32
+
+    Returns
+    -------
+    float, or (1,) array of float64 on the device of `x`
+        The host doesn't wait for it.
 
     Raises
     ------
@@ -36,8 +55,12 @@ def sum_squares(x: np.ndarray) -> float:
     >>> sum_squares(np.array([3.0, 4.0], np.float32))
     25.0
     """
-    arrays.namespace("sum_squares", x)
+    xp = arrays.namespace("sum_squares", x)
     errors.dtype("sum_squares", "x", x, np.float32)
+    return _sum_squares(x) if xp is np else _sum_squares_kernels(xp, x)
+
+
+def _sum_squares(x: np.ndarray) -> float:
     flat = x.reshape(-1)
     parts = np.zeros(-(-flat.size // _ELEMENTS))
 
@@ -46,3 +69,17 @@ def sum_squares(x: np.ndarray) -> float:
 
     cpu.parallel(block, flat.size, _ELEMENTS)
     return float(parts.sum())
+
+
+def _sum_squares_kernels(xp: Any, x: Any) -> Any:
+    if not x.size:
+        return xp.zeros(1, np.float64)
+    x = xp.ascontiguousarray(x)
+    macros = {"VECTOR": vector_width(4, x)}
+    parts = xp.empty(_sum.geometry(N=x.size).grid, np.float64)
+    _sum(x, x.size, parts, macros=macros, N=x.size)
+    if parts.size == 1:
+        return parts
+    total = xp.empty(1, np.float64)
+    _add(parts, parts.size, total, macros=macros)
+    return total

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from cupyrec import errors, random
+from cupyrec import arrays, errors, random
 from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group, StatePart
 from cupyrec.ops.adagrad import adagrad_dense, adagrad_rows
 from cupyrec.ops.adam import adam_dense, adam_rows
+from cupyrec.ops.clip_scale import clip_scale
 from cupyrec.ops.embedding_rows import RowMemory
 from cupyrec.ops.sgd import sgd_dense, sgd_rows
 from cupyrec.ops.sum_squares import sum_squares
@@ -24,7 +27,8 @@ class Optimizer(ABC):
     """Base of the optimizers.
 
     Dense parameters move into one flat buffer, and their gradients into another, so that one loop
-    updates them all; a parameter without a gradient in a step counts as having gradient zero.
+    updates them all; a parameter without a gradient in a step counts as having gradient zero. All
+    parameters and groups are on one device, and stay there.
 
     Parameters
     ----------
@@ -68,31 +72,57 @@ class Optimizer(ABC):
             raise ValueError(f"{where}: 'parameters' must not be empty, got none.")
         for p in self.parameters:
             errors.dtype(where, "parameters", p.data, np.float32)
+        self._xp = self._module()
         for group in self.groups:
             group.set_state(self._row_state(group))
         self._flatten()
+
+    def _module(self) -> ModuleType:
+        """The array module of all parameters and groups."""
+        where = type(self).__name__
+        modules = [arrays.namespace(where, p.data) for p in self.parameters]
+        modules += [group.xp for group in self.groups]
+        devices = sorted({arrays.name(xp) for xp in modules})
+        if len(devices) > 1:
+            raise ValueError(
+                f"{where}: 'parameters' must be on one device, got {' and '.join(devices)}."
+            )
+        return modules[0]
 
     def _row_state(self, group: Group) -> tuple[StatePart, ...]:
         return tuple(StatePart(name, group.store.width, self.initial) for name in self.state)
 
     def _flatten(self) -> None:
-        sizes = [p.size for p in self.parameters]
-        self._borders = np.cumsum([0, *sizes])
-        self._data = np.empty(self._borders[-1], np.float32)
-        self._grad = np.zeros(self._borders[-1], np.float32)
-        self._state = {name: np.full_like(self._data, self.initial) for name in self.state}
+        xp = self._xp
+        self._borders = np.cumsum([0, *(p.size for p in self.parameters)]).tolist()
+        size = self._borders[-1]
+        self._data, self._grad = xp.empty(size, np.float32), xp.zeros(size, np.float32)
+        self._state = {name: xp.full(size, self.initial, np.float32) for name in self.state}
         for p, data, grad in zip(
             self.parameters, self._views(self._data), self._views(self._grad), strict=True
         ):
-            np.copyto(data, p.data)
+            data[...] = p.data
             p.data, p.grad_buffer, p.grad = data, grad, None
 
-    def _views(self, flat: np.ndarray) -> list[np.ndarray]:
+    def _views(self, flat: Any) -> list[Any]:
         cuts = zip(self._borders[:-1], self._borders[1:], self.parameters, strict=True)
         return [flat[i:j].reshape(p.shape) for i, j, p in cuts]
 
-    def state_arrays(self) -> dict[str, list[np.ndarray]]:
+    def _taken(self) -> list[Any]:
+        """What a later optimizer, or a move to another device, has taken away."""
+        starts = zip(self._borders[:-1], self.parameters, strict=True)
+        first = _address(self._data)
+        # Addresses, since neither identity nor `base` says what a copy of a model shares.
+        taken = [p.shape for i, p in starts if p.size and _address(p.data) != first + 4 * i]
+        return taken + [
+            group for group in self.groups
+            if group.xp is not self._xp or group.store.state != self._row_state(group)
+        ]  # rows have another layout by now  # fmt: skip
+
+    def state_arrays(self) -> dict[str, list[Any]]:
         """Return state name -> one array a dense parameter, in order; views that may be written.
+
+        They are arrays of the parameters' device.
 
         Examples
         --------
@@ -123,13 +153,20 @@ class Optimizer(ABC):
         for group in self.groups:
             group.zero_grad()
 
-    def step(self) -> None:
+    def step(self, loss: Any = None) -> None:
         """Clip, update everything, clear the gradients.
+
+        Parameters
+        ----------
+        loss : Tensor or array of one number, optional
+            Of the parameters' device. If it is not finite, nothing is updated.
 
         Raises
         ------
         FloatingPointError
-            With `clip_norm`, the norm is not finite; nothing was changed.
+            On the CPU: the loss, or with `clip_norm` the norm, is not finite; nothing was changed.
+            On other devices the host doesn't wait to see it: nothing is updated there, but the step
+            counts and the gradients are cleared.
         ValueError
             A later optimizer has taken parameters over; nothing was changed.
 
@@ -142,19 +179,17 @@ class Optimizer(ABC):
         >>> w.data
         array([0.5], dtype=float32)
         """
-        taken = [p.shape for p in self.parameters if p.data.base is not self._data]
-        taken += [g for g in self.groups if g.store.state != self._row_state(g)]
-        if taken:  # rows have another layout by now
+        if taken := self._taken():
             raise ValueError(
-                f"{type(self).__name__}.step: its parameters must not belong to a later optimizer, "
-                f"got {taken[0]}."
+                f"{type(self).__name__}.step: its parameters must not belong to a later optimizer "
+                f"or have moved to another device, got {taken[0]}."
             )
         for p in self.parameters:
             if p.grad is None:
                 p.grad_buffer[...] = 0
             elif p.grad is not p.grad_buffer:  # set by hand
-                np.copyto(p.grad_buffer, p.grad)
-        scale = self._clip_scale()
+                p.grad_buffer[...] = p.grad
+        scale = self._scale(loss.data if isinstance(loss, Tensor) else loss)
         lr = self.current_lr()
         self.t += 1
         random.set_step(self.t)
@@ -163,26 +198,29 @@ class Optimizer(ABC):
             group.update(lambda memory, rows, g: self._update_rows(memory, rows, g, lr, scale))
         self.zero_grad()
 
-    def _clip_scale(self) -> float:
-        if self.clip_norm is None:
+    def _scale(self, loss: Any) -> Any:
+        """The factor of all gradients; on a device an array, NaN where nothing may be updated."""
+        if self.clip_norm is None and loss is None:
             return 1.0
-        norm = math.sqrt(
-            sum_squares(self._grad) + sum(sum_squares(g.gradients()[1]) for g in self.groups)
-        )
-        if not math.isfinite(norm):
+        squares = []
+        if self.clip_norm is not None:
+            squares = [sum_squares(g.gradients()[1]) for g in self.groups]
+            squares.append(sum_squares(self._grad))
+        scale = clip_scale(squares, self.clip_norm, loss)
+        if self._xp is np and math.isnan(scale):
+            norm = math.sqrt(sum(squares))
+            what, value = ("gradient norm", norm) if not math.isfinite(norm) else ("loss", loss)
             raise FloatingPointError(
-                f"{type(self).__name__}.step: the gradient norm must be finite, got {norm} "
+                f"{type(self).__name__}.step: the {what} must be finite, got {value} "
                 f"in step {self.t + 1}."
             )
-        return min(1.0, self.clip_norm / norm) if norm else 1.0
+        return scale
 
     @abstractmethod
-    def _update_dense(self, lr: float, scale: float) -> None: ...
+    def _update_dense(self, lr: float, scale: Any) -> None: ...
 
     @abstractmethod
-    def _update_rows(
-        self, memory: RowMemory, rows: np.ndarray, g: np.ndarray, lr: float, scale: float
-    ) -> None: ...
+    def _update_rows(self, memory: RowMemory, rows: Any, g: Any, lr: float, scale: Any) -> None: ...
 
 
 class SGD(Optimizer):
@@ -279,7 +317,7 @@ class Adam(Optimizer):
         self.betas, self.eps = betas, _checked_eps("Adam", eps)
         super().__init__(parameters, lr, schedule=schedule, clip_norm=clip_norm)
 
-    def _constants(self, lr: float, scale: float) -> dict[str, float]:
+    def _constants(self, lr: float, scale: Any) -> dict[str, Any]:
         beta1, beta2 = self.betas
         return dict(lr=lr, beta1=beta1, beta2=beta2, eps=self.eps, t=self.t, scale=scale)
 
@@ -296,3 +334,9 @@ def _checked_eps(where: str, eps: float) -> float:
     if not (math.isfinite(eps) and eps > 0):
         raise ValueError(f"{where}: 'eps' must be finite and positive, got {eps}.")
     return eps
+
+
+def _address(array: Any) -> int:
+    """Of the first element."""
+    told = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return told["data"][0]

@@ -1,0 +1,166 @@
+import numpy as np
+import oracle
+import pytest
+
+from cupyrec import Tensor, arrays, bce_with_logits
+from cupyrec.ops import bce_with_logits as op
+
+f32 = np.float32
+
+
+def case(batch, seed=0):
+    labels = oracle.integers((batch, 1), 0, 1, seed=seed + 1)
+    return 4 * oracle.normals((batch, 1), seed=seed), labels
+
+
+def run(xp, logits, labels, grad=None, **options):
+    """(loss, gradient) on the device, from arrays of the host or the device."""
+    z = Tensor(arrays.copy_to(xp, logits), requires_grad=True)
+    loss = bce_with_logits(z, arrays.copy_to(xp, labels), **options)
+    loss.backward(grad)
+    return loss.data, z.grad
+
+
+def on_host(results):
+    return [arrays.to_host(a) for a in results]
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2, 3, 17, 127, 255, 256, 257, 1025])
+@pytest.mark.parametrize("total", [None, 2048])
+def test_against_the_formula_and_the_cpu(xp, batch, total):
+    logits, labels = case(batch)
+    held = run(xp, logits, labels, total=total)
+    loss, gradient = on_host(held)
+    assert {arrays.namespace("", a) for a in held} == {xp}
+    assert (loss.shape, loss.dtype) == ((), f32)
+    assert (gradient.shape, gradient.dtype) == (logits.shape, f32)
+    truth, slope = oracle.bce_with_logits(logits, labels, batch if total is None else total)
+    epsilon = np.finfo(f32).eps
+    np.testing.assert_allclose(loss, truth, rtol=4 * epsilon)
+    np.testing.assert_allclose(gradient, slope, rtol=8 * epsilon, atol=epsilon / 1e3)
+    cpu_loss, cpu_gradient = run(np, logits, labels, total=total)
+    np.testing.assert_allclose(loss, cpu_loss, rtol=4 * epsilon)
+    np.testing.assert_allclose(gradient, cpu_gradient, rtol=8 * epsilon, atol=epsilon / 1e3)
+
+
+def test_integer_data_is_exact(xp):
+    """Logits so large that the loss is max(z, 0) - z y and the gradient 0 or +-1."""
+    logits = 64 * oracle.integers((1025, 1), 1, 9) * (2 * oracle.integers((1025, 1), 0, 1) - 1)
+    labels = oracle.integers((1025, 1), 0, 1, seed=1)
+    loss, gradient = on_host(run(xp, logits, labels, total=1))
+    z, y = np.float64(logits), np.float64(labels)
+    oracle.check_exact(loss, (np.maximum(z, 0) - z * y).sum())
+    np.testing.assert_allclose(gradient, (z > 0) - y, atol=1e-27)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_error(xp, seed):
+    logits, labels = case(1025, seed)
+    labels = labels if seed else np.abs(labels - f32(0.3))  # soft ones
+    truth, slope = oracle.bce_with_logits(logits, labels, 1025)
+    e = np.exp(-np.abs(logits))
+    probability = np.where(logits > 0, 1, e) / (1 + e)
+    loss, gradient = on_host(run(xp, logits, labels))
+    assert abs(float(loss) - truth) <= np.spacing(loss)
+    oracle.check_error(gradient, (probability - labels) / f32(1025), slope)
+    each = np.array([on_host(run(xp, z, y))[0] for z, y in zip(logits[:40], labels, strict=False)])
+    terms = [oracle.bce_with_logits(z, y, 1)[0] for z, y in zip(logits[:40], labels, strict=False)]
+    naive = np.maximum(logits, 0) - logits * labels + np.log1p(e)
+    oracle.check_error(each, naive[:40, 0], np.float64(terms))
+
+
+def test_gradient_of_what_comes_after(xp):
+    logits, labels = case(17)
+    _, plain = on_host(run(xp, logits, labels))
+    _, scaled = on_host(run(xp, logits, labels, grad=xp.full((), 8.0, f32)))
+    np.testing.assert_array_equal(scaled, 8 * plain)
+
+
+def test_vectors_views_and_labels_that_are_tensors(xp):
+    logits, labels = case(300)
+    expected = [a.ravel().tobytes() for a in on_host(run(xp, logits, labels))]
+    labels_there = Tensor(xp.asarray(labels), requires_grad=True)
+    z = Tensor(xp.asarray(logits), requires_grad=True)
+    loss = bce_with_logits(z, labels_there)
+    loss.backward()
+    assert labels_there.grad is None
+    larger = xp.asarray(np.concatenate([labels[:1], logits])[:, 0])
+    spread = xp.asarray(np.repeat(logits, 2, axis=1))
+    for got in (
+        (loss.data, z.grad),
+        run(xp, logits[:, 0], labels[:, 0]),
+        run(xp, larger[1:], labels[:, 0]),  # not aligned to 8 bytes
+        run(xp, spread[:, :1], labels),
+    ):
+        assert [a.ravel().tobytes() for a in on_host(got)] == expected
+
+
+@pytest.mark.parametrize("y", [0, 1, 0.25])
+def test_extreme_logits_are_as_on_the_cpu(xp, y):
+    values = [-np.inf, -1e30, -1e9, -1e3, -88.0, 0.0, 88.0, 1e3, 1e9, 1e30, np.inf, np.nan]
+    for z in values:
+        logits, labels = np.array([[z]], f32), np.array([[y]], f32)
+        with np.errstate(invalid="ignore"):
+            expected = run(np, logits, labels)
+        for got, cpu in zip(on_host(run(xp, logits, labels)), expected, strict=True):
+            np.testing.assert_allclose(got, cpu, rtol=3e-7, atol=1e-37)
+    logits = np.array(values, f32)
+    _, together = on_host(run(xp, logits, np.full_like(logits, y), total=1))
+    with np.errstate(invalid="ignore"):
+        _, cpu = run(np, logits, np.full_like(logits, y), total=1)
+    np.testing.assert_allclose(together, cpu, rtol=3e-7, atol=1e-37)
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_nan_reaches_loss_and_gradient(xp, where):
+    inputs = case(300)
+    inputs[where][270] = np.nan
+    loss, gradient = on_host(run(xp, *inputs))
+    assert np.isnan(loss)
+    assert np.flatnonzero(np.isnan(gradient)).tolist() == [270]
+
+
+def test_same_bits_in_any_order(xp):
+    logits, labels = (xp.asarray(a) for a in case(1025))
+    oracle.check_thread_order(xp, lambda: run(xp, logits, labels))
+
+
+def test_what_moves():
+    sim = arrays.module("sim")
+    for batch, most in ((256, 1.02), (4096, 1.02)):
+        logits, labels = (sim.asarray(a) for a in case(batch))
+        z = Tensor(logits, requires_grad=True)
+        with sim.record() as forward:
+            loss = bce_with_logits(z, labels)
+        grad = sim.ones((), f32)
+        with sim.record() as backward:
+            loss.backward(grad)
+        names = [x.name for x in forward.launches]
+        assert names == ["bce_loss", "bce_add_parts"][: 1 + (batch > 256)]
+        assert forward.syncs == backward.syncs == 0
+        kernels = [x for x in backward.launches if x.result]
+        assert [x.name for x in kernels] == ["bce_gradient"]
+        for launches, ideal in ((forward.launches, 8 * batch + 4), (kernels, 12 * batch + 4)):
+            counts = [launch.result.counts for launch in launches]
+            assert sum(c["bytes_read"] + c["bytes_written"] for c in counts) <= most * ideal
+            assert 32 * sum(c["sectors"] for c in counts) <= 1.10 * ideal
+            assert all(c["bank_conflicts"] <= 0.02 * c["shared_wavefronts"] for c in counts)
+    assert op._loss.geometry(B=65_536).grid == op._gradient.geometry(B=65_536).grid == 256
+
+
+def test_refuses(xp):
+    logits, labels = (xp.asarray(a) for a in case(3))
+    for arguments, error, text in [
+        ((logits.astype(float), labels), TypeError, "'logits' must be float32, got float64."),
+        ((logits, labels.astype(float)), TypeError, "'labels' must be float32, got float64."),
+        (
+            (logits, labels[:2]), ValueError,
+            "'labels' must have B = 3 like 'logits', got shape (2, 1).",
+        ),
+        (
+            (logits, arrays.to_host(labels)), TypeError,
+            f"arguments must be arrays of one device, got {arrays.name(xp)}, cpu.",
+        ),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=oracle.sentence(f"bce_with_logits: {text}")):
+            bce_with_logits(*arguments)
