@@ -28,9 +28,11 @@ _HOME = {
     "bce_with_logits": "ops.bce_with_logits",
     "dot_interaction": "ops.dot_interaction",
     "fused_mlp": "ops.fused_mlp",
+    **dict.fromkeys(["int8_decode", "int8_encode"], "ops.int8_codec"),
     "relu_dropout": "ops.relu_dropout",
     "RunFolder": "run_folder",
-    **dict.fromkeys(["Progress", "evaluate", "fit", "predict", "train_step"], "training"),
+    "Progress": "progress",
+    **dict.fromkeys(["evaluate", "fit", "predict", "train_step"], "training"),
 }  # fmt: skip
 _MODULES = [
     "checkpoint", "data", "embedding", "metrics", "models", "nn", "ops", "optim", "testing",
@@ -51,10 +53,12 @@ if TYPE_CHECKING:
     from cupyrec.ops.dot_interaction import dot_interaction
     from cupyrec.ops.elementwise import exp, log, maximum, relu, sigmoid, sqrt, tanh, where
     from cupyrec.ops.fused_mlp import fused_mlp
+    from cupyrec.ops.int8_codec import int8_decode, int8_encode
     from cupyrec.ops.relu_dropout import relu_dropout
+    from cupyrec.progress import Progress
     from cupyrec.random import manual_seed
     from cupyrec.run_folder import RunFolder
-    from cupyrec.training import Progress, evaluate, fit, predict, train_step
+    from cupyrec.training import evaluate, fit, predict, train_step
 
 
 def __getattr__(name: str) -> Any:

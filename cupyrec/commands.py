@@ -14,12 +14,13 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 import cupyrec
-from cupyrec import checkpoint, config, errors, optim, training
+from cupyrec import arrays, checkpoint, config, errors, optim, training
 from cupyrec.cli import UsageError
 from cupyrec.data import TSV, Schema, criteo_schema
 from cupyrec.data.movielens import write_movielens_100k
 from cupyrec.data.synthetic import write_synthetic
 from cupyrec.models import DLRM
+from cupyrec.progress import Progress
 from cupyrec.run_folder import RunFolder, json_line
 
 __all__ = ["data_movielens_100k", "data_synthetic", "evaluate", "predict", "train"]
@@ -56,8 +57,8 @@ def train(options: argparse.Namespace) -> None:
     train_data, valid, test = (
         _dataset(files, schema, settings) for files in (options.train, options.valid, options.test)
     )
-    model, optimizer = _build(settings, schema)
-    progress = training.Progress()
+    model, optimizer = _build(settings, schema, options.device)
+    progress = Progress()
     if options.resume:
         progress = _resume(Path(options.resume) / "last", settings, schema, model, optimizer)
     run = _run_folder(options, settings, schema)  # all is well: now something may be overwritten
@@ -218,22 +219,24 @@ def _run_folder(
     return run
 
 
-def _build_model(settings: dict[str, dict[str, Any]], schema: Schema) -> cupyrec.nn.Module:
+def _build_model(
+    settings: dict[str, dict[str, Any]], schema: Schema, device: str
+) -> cupyrec.nn.Module:
     cupyrec.manual_seed(settings["training"]["seed"])
     own = {k: v for k, v in settings["model"].items() if k not in ("name", "initial_range")}
     name, span = settings["model"]["name"], settings["model"]["initial_range"]
     model = MODELS[name](num_dense=schema.num_dense, num_tables=schema.num_tables, **own)
     for _, group in model.named_groups():
         group.initializer = cupyrec.embedding.Uniform(-span, span)
-    return model
+    return model.to(device)
 
 
 def _build(
-    settings: dict[str, dict[str, Any]], schema: Schema
+    settings: dict[str, dict[str, Any]], schema: Schema, device: str
 ) -> tuple[cupyrec.nn.Module, optim.Optimizer]:
     values = settings["optimizer"]
     try:
-        model = _build_model(settings, schema)
+        model = _build_model(settings, schema, device)
         schedule = optim.WarmupPolynomial(
             values["warmup_steps"], values["decay_start"],
             values["decay_steps"], values["decay_power"],
@@ -253,7 +256,7 @@ def _resume(
     schema: Schema,
     model: cupyrec.nn.Module,
     optimizer: optim.Optimizer,
-) -> training.Progress:
+) -> Progress:
     """Load model and optimizer as a run left them; return where it stands."""
     configuration = _config(path)
     before = configuration["settings"]
@@ -264,7 +267,7 @@ def _resume(
     seed, now = before["training"]["seed"], settings["training"]["seed"]
     if seed != now:
         raise UsageError(f"train: --seed must stay {seed}, got {now}.")
-    progress = training.Progress(**checkpoint.load(path, model, optimizer)["progress"])
+    progress = Progress(**checkpoint.load(path, model, optimizer)["progress"])
     size, now = before["training"]["batch_size"], settings["training"]["batch_size"]
     if progress.batch and size != now:
         raise UsageError(f"train: --batch-size must stay {size} within an epoch, got {now}.")
@@ -285,16 +288,21 @@ def _load(options: argparse.Namespace, *, labels: bool) -> tuple[cupyrec.nn.Modu
         path = next((p for p in (path / "best", path / "last") if p.exists()), path)
     configuration = _config(path)
     schema = Schema.from_dict(configuration["schema"])
-    model = _build_model(configuration["settings"], schema)
+    model = _build_model(configuration["settings"], schema, options.device)
     checkpoint.load(path, model)
     on_error = configuration["settings"]["data"]["on_error"] if labels else "raise"
     return model, TSV(options.data, schema, labels=labels, on_error=on_error)
 
 
 def _set_device(options: argparse.Namespace) -> None:
-    if options.device != "cpu":
-        version = cupyrec.__version__
-        raise UsageError(f"--device must be cpu in cupyrec {version}, got '{options.device}'.")
+    """Choose the device: what was asked for, else the GPU if there is one."""
+    try:
+        arrays.module(options.device or "cuda")
+        options.device = options.device or "cuda"
+    except RuntimeError as error:
+        if options.device:
+            raise UsageError(f"--{error}") from None
+        options.device = "cpu"
     if options.threads:
         cupyrec.set_num_threads(options.threads)
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from cupyrec import checkpoint, errors, metrics, random
+from cupyrec import arrays, checkpoint, errors, metrics, random
 from cupyrec.autograd import Tensor, no_grad
 from cupyrec.data import Arrays, Batch, prefetch
 from cupyrec.interruption import interruption
@@ -22,9 +21,10 @@ from cupyrec.nn import Module
 from cupyrec.ops.bce_with_logits import bce_with_logits
 from cupyrec.ops.elementwise import sigmoid
 from cupyrec.optim import Adagrad, Optimizer
+from cupyrec.progress import Clock, Progress
 from cupyrec.run_folder import RunFolder
 
-__all__ = ["Progress", "evaluate", "fit", "predict", "train_step"]
+__all__ = ["evaluate", "fit", "predict", "train_step"]
 
 logger = logging.getLogger("cupyrec")
 
@@ -32,13 +32,16 @@ _LOG_EVERY = 20  # steps a line of metrics
 
 
 def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
-    """Train on one batch; return its loss.
+    """Train on one batch, wherever it lies; return its loss, on the model's device.
+
+    A loss, or with `clip_norm` a gradient norm, that is not finite updates nothing, though unseen
+    ids have got their rows. On the CPU it raises; a GPU is not waited for: `fit` sees it when it
+    reads the losses.
 
     Raises
     ------
     FloatingPointError
-        The loss, or with `clip_norm` the gradient norm, is not finite; nothing is updated then,
-        though unseen ids have got their rows.
+        On the CPU: the loss or the norm is not finite.
     ValueError
         The batch has no labels.
 
@@ -53,47 +56,14 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     """
     if batch.labels is None:
         raise ValueError("train_step: 'batch' must have labels, got none.")
+    batch = _to_device(model, batch)
     logits = model(batch.dense, batch.ids)  # unseen ids get rows
     loss = bce_with_logits(logits, batch.labels)  # mean over the batch
-    _check_finite(loss, batch, model, optimizer)
+    if model.device == "cpu":
+        _check_finite(loss, batch, model, optimizer)
     loss.backward()  # dense gradients, and one a row that was looked up
-    optimizer.step()  # clip by the norm of both, update both
+    optimizer.step(loss)  # clip by the norm of both, update both
     return loss
-
-
-@dataclasses.dataclass
-class Progress:
-    """Where training stands; a checkpoint keeps it, so that a resumed run goes on from there.
-
-    Examples
-    --------
-    >>> Progress().step
-    0
-    """
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0  # of the epoch, to come next
-    best_auc: float | None = None
-    best_step: int = 0
-    evaluations_since_best: int = 0
-    loss_sum: float = 0.0  # since the last line of metrics
-    loss_count: int = 0
-
-    def count(self, loss: float, last: bool) -> None:
-        """Count a step; `last` says that it was the epoch's.
-
-        Examples
-        --------
-        >>> progress = Progress()
-        >>> progress.count(0.5, last=True)
-        >>> progress.step, progress.epoch, progress.batch
-        (1, 1, 0)
-        """
-        self.step += 1
-        self.epoch, self.batch = (self.epoch + 1, 0) if last else (self.epoch, self.batch + 1)
-        self.loss_sum += loss
-        self.loss_count += 1
 
 
 def fit(
@@ -145,7 +115,7 @@ def fit(
     ------
     FloatingPointError
         The loss, the gradient norm, a logit of `valid` or a value to be saved is not finite. No
-        checkpoint is written.
+        checkpoint is written. Losses of a GPU are read every 20 steps.
     KeyboardInterrupt
         After SIGINT or SIGTERM: the step in progress, with its evaluation if it has one, was
         finished and a checkpoint saved.
@@ -167,7 +137,7 @@ def fit(
     }:
         raise ValueError("fit: 'optimizer' must update parameters of 'model', got none of them.")
     job = _Job(model, optimizer, valid, run, progress, callbacks)
-    clock = _Clock()
+    clock = Clock()
     random.set_step(optimizer.t)  # whatever was trained before in this process
     if not model.training:
         model.train()
@@ -181,16 +151,19 @@ def fit(
             clock.start()
             with contextlib.closing(prefetch(batches)) as batches:
                 for batch, last in _with_last(batches):
-                    loss = float(train_step(model, batch, optimizer))
+                    job.losses.append(train_step(model, batch, optimizer).data)
+                    progress.count(last)
+                    logging_now = last or progress.step % _LOG_EVERY == 0
+                    evaluating = last or (eval_every and progress.step % eval_every == 0)
+                    saving = save_every and progress.step % save_every == 0
+                    if logging_now or evaluating or saving or interrupted:
+                        job.read_losses()  # a GPU is waited for here
                     clock.stop(len(batch))
                     bar.update()
                     trained = True
-                    progress.count(loss, last)
-                    if last or progress.step % _LOG_EVERY == 0:
-                        bar.set_postfix_str(f"loss {loss:.4f}")
+                    if logging_now:
+                        bar.set_postfix_str(f"loss {job.last_loss:.4f}")
                         job.log_loss(epoch)
-                    evaluating = last or (eval_every and progress.step % eval_every == 0)
-                    saving = save_every and progress.step % save_every == 0
                     if evaluating or saving or interrupted:
                         job.check_point(batch, evaluating)
                     if interrupted:
@@ -224,6 +197,8 @@ class _Job:
     run: RunFolder | None
     progress: Progress
     callbacks: Sequence[Callable[[dict[str, Any]], None]]
+    losses: list[Any] = dataclasses.field(default_factory=list)  # not read yet
+    last_loss: float = 0.0
     last_auc: float | None = None
 
     def log(self, **line: Any) -> None:
@@ -231,6 +206,25 @@ class _Job:
             self.run.log(**line)
         for callback in self.callbacks:
             callback(line)
+
+    def read_losses(self) -> None:
+        """Add the losses of the steps since the last time to the progress."""
+        if not self.losses:
+            return
+        xp = arrays.namespace("fit", *self.losses)
+        losses = arrays.to_host(xp.stack(self.losses)).tolist()
+        first = self.progress.step - len(losses) + 1
+        self.losses.clear()
+        for step, loss in enumerate(losses, first):
+            if not math.isfinite(loss):  # of a GPU: the CPU's step has raised
+                raise FloatingPointError(
+                    f"fit: the loss must be finite, got {loss} in step {step}, which updated "
+                    f"nothing. Try a smaller learning rate than {self.optimizer.lr:g}, or "
+                    "clip_norm."
+                )
+            self.progress.loss_sum += loss
+        self.progress.loss_count += len(losses)
+        self.last_loss = losses[-1]
 
     def log_loss(self, epoch: int) -> None:
         """Log the mean loss since the last time."""
@@ -347,9 +341,10 @@ def _logits(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.nda
     try:
         with no_grad():
             for batch in batches:
-                logits.append(model(batch.dense, batch.ids).numpy()[:, 0])
+                moved = _to_device(model, batch)
+                logits.append(model(moved.dense, moved.ids).numpy()[:, 0])
                 if batch.labels is not None:
-                    labels.append(batch.labels[:, 0])
+                    labels.append(arrays.to_host(batch.labels)[:, 0])
     finally:
         for module, mode in modes:  # some may be frozen
             module.training = mode
@@ -360,6 +355,13 @@ def _logits(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.nda
             f"logits: must be finite, got {logits.size - finite} of {logits.size} that are not."
         )
     return logits, labels
+
+
+def _to_device(model: Module, batch: Batch) -> Batch:
+    """The batch on the model's device."""
+    xp = arrays.module(model.device)
+    columns = (batch.dense, batch.ids, batch.labels)
+    return Batch(*(None if c is None else arrays.copy_to(xp, c) for c in columns))
 
 
 def _dataset(data: Any) -> Any:
@@ -404,24 +406,3 @@ def _check_update(model: Module, batch: Batch, step: int) -> None:
             f"fit: step {step} must leave a model that gives finite logits, but {error} "
             "Try a smaller learning rate, or clip_norm."
         ) from None
-
-
-class _Clock:
-    """Samples a second, the first step (which compiles) and what lies between steps apart."""
-
-    def __init__(self) -> None:
-        self.samples = self._timed = self._steps = 0
-        self._seconds = self._since = 0.0
-
-    def start(self) -> None:
-        self._since = time.perf_counter()
-
-    def stop(self, samples: int) -> None:
-        self._steps += 1
-        self.samples += samples
-        if self._steps > 1:
-            self._timed += samples
-            self._seconds += time.perf_counter() - self._since
-
-    def rate(self) -> float | None:
-        return self._timed / self._seconds if self._timed else None

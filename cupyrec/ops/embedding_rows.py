@@ -9,31 +9,33 @@ addresses, k and the stride.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cupyrec import cpu, errors
+from cupyrec import arrays, cpu, errors
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 
 __all__ = ["RowMemory", "check_rows", "gather_rows", "row_at", "write_rows"]
 
-_ROWS = 512  # rows a block
+_ROWS = 512  # rows a block of a CPU loop
+_WARPS = 8  # a block of a kernel
 
 
 class RowMemory(NamedTuple):
-    """What a loop needs to reach rows.
+    """What a loop or kernel needs to reach rows.
 
     Attributes
     ----------
     chunks : (number of chunks,) array of uint64
-        Addresses of the chunks.
+        Addresses of the chunks, on their device; there they are multiples of 16.
     k : int
         A chunk holds 2^k rows.
     stride : int
-        Floats a row, state and padding included.
+        Floats a row, state and padding included; a multiple of 4.
 
     Examples
     --------
@@ -42,7 +44,7 @@ class RowMemory(NamedTuple):
     8
     """
 
-    chunks: np.ndarray
+    chunks: Any
     k: int
     stride: int
 
@@ -88,9 +90,25 @@ def _write_cpu(memory, first_row, values):
             row[d] = np.float32(0)
 
 
-def check_rows(
-    where: str, memory: RowMemory, rows: np.ndarray, g: np.ndarray, parts: int = 1
-) -> None:
+def _tile(pieces: int) -> int:
+    """Vectors of `pieces` loads that a warp gathers: so many that each lane has 16 loads to do."""
+    return min(32, max(4, 512 // pieces // 4 * 4))
+
+
+_gather = Kernel(
+    "embedding_rows.cu", "gather_rows",
+    "const uint64_t* chunks, int k, int stride, const int64_t* rows, const int64_t* inverse,"
+    " const float* unseen, float* out, int64_t n",
+    lambda N, tile: Geometry(blocks(N, tile * _WARPS), 32 * _WARPS),
+)  # fmt: skip
+_write = Kernel(
+    "embedding_rows.cu", "write_rows",
+    "const uint64_t* chunks, int k, int64_t first_row, const float* values, int64_t n",
+    lambda N, stride: Geometry(blocks(N * (stride // 4), 4 * 256), 256),
+)  # fmt: skip
+
+
+def check_rows(where: str, memory: RowMemory, rows: Any, g: Any, parts: int = 1) -> None:
     """Raise TypeError or ValueError unless `rows`, and `g` for each, are as the updates take them.
 
     Whether the rows are there is not looked at: they come from the store.
@@ -109,7 +127,7 @@ def check_rows(
     _check_width(where, memory, "g", g, parts)
 
 
-def _check_width(where: str, memory: RowMemory, name: str, array: np.ndarray, parts: int) -> None:
+def _check_width(where: str, memory: RowMemory, name: str, array: Any, parts: int) -> None:
     errors.dtype(where, "memory.chunks", memory.chunks, np.uint64)
     if parts * array.shape[1] > memory.stride:  # the loops would write into the next row
         raise ValueError(
@@ -118,14 +136,13 @@ def _check_width(where: str, memory: RowMemory, name: str, array: np.ndarray, pa
         )
 
 
-def gather_rows(
-    memory: RowMemory, rows: np.ndarray, inverse: np.ndarray, unseen: np.ndarray, out: np.ndarray
-) -> None:
+def gather_rows(memory: RowMemory, rows: Any, inverse: Any, unseen: Any, out: Any) -> None:
     """Write the vectors of rows to `out`, by the formula above.
 
     Parameters
     ----------
     memory : RowMemory
+        Its chunks lie on the device of the other arrays.
     rows : (U,) array of int64
     inverse : (N,) array of int64
     unseen : (M, D) array of float32
@@ -134,7 +151,7 @@ def gather_rows(
     Raises
     ------
     ValueError, TypeError
-        Shapes or dtypes that don't agree. Row numbers are not checked.
+        Shapes, dtypes or devices that don't agree. Row numbers are not checked.
 
     Examples
     --------
@@ -157,6 +174,17 @@ def gather_rows(
         unseen=(unseen, "M D"),
     )  # fmt: skip
     _check_width("gather_rows", memory, "out", out, 1)
+    xp = arrays.namespace("gather_rows", memory.chunks, rows, inverse, unseen, out)
+    if xp is not np:
+        count, width = out.shape
+        rows, inverse, unseen = map(xp.ascontiguousarray, (rows, inverse, unseen))
+        vector = vector_width(width, unseen, out)
+        tile = _tile(width // vector)
+        _gather(
+            *memory, rows, inverse, unseen, out, count,
+            macros={"DIM": width, "VECTOR": vector, "TILE": tile}, N=count, tile=tile,
+        )  # fmt: skip
+        return
 
     def block(i: int, j: int) -> None:
         _gather_cpu(memory, rows, inverse[i:j], unseen, out[i:j])
@@ -164,7 +192,7 @@ def gather_rows(
     cpu.parallel(block, len(inverse), _ROWS)
 
 
-def write_rows(memory: RowMemory, first_row: int, values: np.ndarray) -> None:
+def write_rows(memory: RowMemory, first_row: int, values: Any) -> None:
     """Write `values` to consecutive rows from `first_row` on, and zeros to their padding.
 
     Parameters
@@ -189,6 +217,16 @@ def write_rows(memory: RowMemory, first_row: int, values: np.ndarray) -> None:
     errors.dtype("write_rows", "values", values, np.float32)
     errors.axes("write_rows", values=(values, "N D"))
     _check_width("write_rows", memory, "values", values, 1)
+    xp = arrays.namespace("write_rows", memory.chunks, values)
+    if xp is not np:
+        values = xp.ascontiguousarray(values)
+        count, width = values.shape
+        macros = {"DIM": width, "VECTOR": vector_width(width, values), "STRIDE": memory.stride}
+        _write(
+            memory.chunks, memory.k, first_row, values, count,
+            macros=macros, N=count, stride=memory.stride,
+        )  # fmt: skip
+        return
 
     def block(i: int, j: int) -> None:
         _write_cpu(memory, first_row + i, values[i:j])

@@ -9,9 +9,12 @@ So a row has the same first vector, bit for bit, on every rank, tier and device.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from cupyrec import cpu, errors
+from cupyrec import arrays, cpu, errors
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.hash_table import check_keys
 from cupyrec.random import philox4x32
 
@@ -36,9 +39,15 @@ def _uniform_cpu(tables, ids, seed, low, span, out):
                 out[i, n + m] = low + u * span
 
 
-def uniform_vectors(
-    tables: np.ndarray, ids: np.ndarray, width: int, seed: int, low: float, high: float
-) -> np.ndarray:
+_uniform = Kernel(
+    "initial_vectors.cu", "uniform_vectors",
+    "const uint32_t* tables, const int64_t* ids, uint64_t seed, float low, float span, float* x,"
+    " int64_t n",
+    lambda N, D: Geometry(blocks(N * blocks(D, 4), 256), 256),
+)  # fmt: skip
+
+
+def uniform_vectors(tables: Any, ids: Any, width: int, seed: int, low: float, high: float) -> Any:
     """Return a vector for each key, uniform from `low` to `high`.
 
     Parameters
@@ -53,7 +62,7 @@ def uniform_vectors(
 
     Returns
     -------
-    (N, D) array of float32
+    (N, D) array of float32 on the device of the keys
 
     Raises
     ------
@@ -66,8 +75,14 @@ def uniform_vectors(
     (1, 2)
     """
     n = check_keys("uniform_vectors", tables, ids)
-    out = np.empty((n, errors.positive("uniform_vectors", "width", width)), np.float32)
+    xp = arrays.namespace("uniform_vectors", tables, ids)
+    out = xp.empty((n, errors.positive("uniform_vectors", "width", width)), np.float32)
     low, high = np.float32(low), np.float32(high)
+    if xp is not np:
+        tables, ids = xp.ascontiguousarray(tables), xp.ascontiguousarray(ids)
+        macros = {"DIM": width, "VECTOR": vector_width(width, out)}
+        _uniform(tables, ids, seed, low, high - low, out, n, macros=macros, N=n, D=width)
+        return out
 
     def block(i: int, j: int) -> None:
         _uniform_cpu(tables[i:j], ids[i:j], np.uint64(seed), low, high - low, out[i:j])

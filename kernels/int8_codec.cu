@@ -1,0 +1,171 @@
+// What: encode, of each row: s = max |x|, NaN unless all x are finite; q = round((x / s) * 127),
+//   halves away from zero. decode: x = q * (s / 127). See cupyrec/ops/int8_codec.py.
+// Who does what: encode: LANES lanes have ROWS rows, of each up to BATCH pieces of VECTOR columns
+//   a lane at a time; pieces stay in registers from the maximum to the codes, but of rows with
+//   more than BATCH a lane, which are read again. decode: a warp has TILE consecutive rows; lane r
+//   divides the scale of row r, once a row; then lanes take the tile's pieces, consecutive lanes
+//   consecutive ones, BATCH loads of a lane in flight, and get the step from lane r by a shuffle.
+// Assumes: VECTOR divides DIM; x is aligned to VECTOR floats, codes to VECTOR bytes; LANES is a
+//   power of two.
+// Moves: encode 4 N DIM bytes read, N (DIM + 4) written; decode the reverse.
+// Tried: 6,912 rows of DIM 128: bytes 1.00 of the ideal both ways, sectors 1.04 and 1.00.
+//   __fdiv_rn for each element makes encode 696 instructions of sm_90 instead of 552, with a
+//   branch for each. ROWS 1, 2, 4, 8: 26, 29, 39, 62 registers, and 32, 64, 96, 128 KB of loads in
+//   flight an SM. decode: a TILE of 4, 8, 16, 32: 64, 56, 53, 52 instructions a row. BATCH 8 and
+//   16 take 56 and 106 registers on sm_90, so that 32 KB are in flight an SM with both; bounds for
+//   5 blocks spill.
+#include "common.cuh"
+#include "ieee.cuh"
+
+namespace {
+
+constexpr int PIECES = DIM / VECTOR;
+constexpr uint32_t SMALLEST = 0x00800000u;  // bits of 2^-126
+
+struct alignas(VECTOR) Codes {
+    int8_t at[VECTOR];
+};
+
+__device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
+
+}  // namespace
+
+#ifdef LANES
+namespace {
+
+constexpr int HELD = (PIECES + LANES - 1) / LANES;  // pieces of a row a lane
+constexpr int BATCH = HELD < 8 ? HELD : 8, GROUPS = WARP / LANES;
+constexpr uint32_t INFINITE = 0x7F800000u;  // bits
+
+// Divides by a row's scale as __fdiv_rn does, where the quotient matters: below 2^-80 it may be off
+// in its last bits, and the code is 0. The scale is brought to [2, 4) by a power of two, so that
+// nothing on the way leaves the range of floats; then from the rounded inverse two steps of Newton
+// give the rounded quotient (Markstein 1990).
+struct Divisor {
+    float power, scale, inverse;
+
+    __device__ __forceinline__ explicit Divisor(uint32_t bits)
+        : power(__uint_as_float((255u - (bits >> 23)) << 23)),
+          scale(__fmul_rn(__uint_as_float(bits), power)),
+          inverse(__frcp_rn(scale)) {}
+
+    __device__ __forceinline__ float quotient(float x) const {
+        const float scaled = __fmul_rn(x, power);
+        float q = __fmul_rn(scaled, inverse);
+        q = __fmaf_rn(__fmaf_rn(-q, scale, scaled), inverse, q);
+        return __fmaf_rn(__fmaf_rn(-q, scale, scaled), inverse, q);
+    }
+};
+
+__device__ __forceinline__ int code_of(float x, const Divisor& divisor) {
+    const float t = __fmul_rn(divisor.quotient(x), 127.0f);
+    const int whole = __float2int_rz(t);
+    const float rest = __fsub_rn(t, __int2float_rn(whole));  // exact
+    return whole + (rest >= 0.5f) - (rest <= -0.5f);
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(256)
+    int8_encode(const float* x, int8_t* codes, float* scales, int64_t n) {
+    const int lane = threadIdx.x % WARP, column = lane % LANES * VECTOR;
+    const int64_t first = thread_number() / WARP * (GROUPS * ROWS) + lane / LANES;
+    Floats<VECTOR> pieces[ROWS][BATCH];
+    const auto read = [&](int start) {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                const int64_t row = first + i * GROUPS;
+                const int at = column + (start + j) * (LANES * VECTOR);
+                pieces[i][j] = {};
+                if (row < n && at < DIM) pieces[i][j] = load<VECTOR>(x + row * DIM + at);
+            }
+        }
+    };
+    uint32_t most[ROWS] = {};
+    for (int start = 0; start < HELD; start += BATCH) {
+        read(start);
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+#pragma unroll
+                for (int l = 0; l < VECTOR; ++l) {
+                    most[i] = max(most[i], magnitude(pieces[i][j].at[l]));
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        if (LANES == WARP) {
+            most[i] = __reduce_max_sync(FULL, most[i]);
+        } else {
+#pragma unroll
+            for (int other = LANES / 2; other > 0; other /= 2) {
+                most[i] = max(most[i], __shfl_xor_sync(FULL, most[i], other));
+            }
+        }
+        if (most[i] >= INFINITE) most[i] = 0x7FC00000u;  // NaN
+        if (most[i] < SMALLEST) most[i] = 0;
+        const int64_t row = first + i * GROUPS;
+        if (column == 0 && row < n) scales[row] = __uint_as_float(most[i]);
+    }
+    for (int start = 0; start < HELD; start += BATCH) {
+        if (HELD > BATCH) read(start);
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            const bool some = most[i] > 0 && most[i] < INFINITE;
+            const Divisor divisor(most[i]);
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                const int64_t row = first + i * GROUPS;
+                const int at = column + (start + j) * (LANES * VECTOR);
+                Codes made;
+#pragma unroll
+                for (int l = 0; l < VECTOR; ++l) {
+                    made.at[l] =
+                        static_cast<int8_t>(some ? code_of(pieces[i][j].at[l], divisor) : 0);
+                }
+                if (row < n && at < DIM) *reinterpret_cast<Codes*>(codes + row * DIM + at) = made;
+            }
+        }
+    }
+}
+#else
+extern "C" __global__ void __launch_bounds__(256)
+    int8_decode(const int8_t* codes, const float* scales, float* x, int64_t n) {
+    constexpr int STEPS = (TILE * PIECES + WARP - 1) / WARP, BATCH = STEPS < 8 ? STEPS : 8;
+    const int lane = threadIdx.x % WARP;
+    const int64_t first = thread_number() / WARP * TILE;
+    if (first >= n) return;
+    const int tile = n - first < TILE ? static_cast<int>(n - first) : TILE;
+    const float own = lane < tile ? ieee_div(scales[first + lane], 127.0f) : 0.0f;
+    const int8_t* from = codes + first * DIM;
+    float* to = x + first * DIM;
+    for (int start = lane; start - lane < tile * PIECES; start += BATCH * WARP) {
+        Codes pieces[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; ++j) {
+            const int piece = start + j * WARP;
+            pieces[j] = {};
+            if (piece < tile * PIECES) {
+                pieces[j] = *reinterpret_cast<const Codes*>(from + int64_t(piece) * VECTOR);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < BATCH; ++j) {
+            const int piece = start + j * WARP;
+            const float step = __shfl_sync(FULL, own, piece / PIECES);
+            Floats<VECTOR> values;
+#pragma unroll
+            for (int l = 0; l < VECTOR; ++l) {
+                const float value = ieee_mul(__int2float_rn(pieces[j].at[l]), step);
+                values.at[l] = magnitude(value) < SMALLEST ? 0.0f : value;
+            }
+            if (piece < tile * PIECES) store(to + int64_t(piece) * VECTOR, values);
+        }
+    }
+}
+#endif
