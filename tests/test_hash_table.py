@@ -62,6 +62,22 @@ def test_grows_through_several_doublings(step):
     assert (table.find(tables + np.uint32(3), ids) == -1).all()
 
 
+@given(st.lists(keys, max_size=6))
+def test_find_or_insert_numbers_new_keys_in_order(batches):
+    table, model = HashTable(), {}
+    for batch in batches:
+        batch = list(dict.fromkeys(batch))
+        for key in batch:
+            model.setdefault(key, len(model))
+        assert table.find_or_insert(*arrays(batch)).tolist() == [model[key] for key in batch]
+    every = arrays(list(model))
+    half = len(model) // 2
+    table.truncate(half)
+    assert len(table) == half
+    assert table.find(*every).tolist() == [*range(half), *[-1] * (len(model) - half)]
+    assert table.find_or_insert(*every).tolist() == list(range(len(model)))
+
+
 def test_one_id_in_many_tables():
     tables = np.arange(5000, dtype=np.uint32) * np.uint32(858_993)
     ids = np.full(5000, LOW)

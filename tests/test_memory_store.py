@@ -206,3 +206,19 @@ def test_a_copy_has_rows_of_its_own():
     del store
     assert other.export_rows(0, 3).vectors.tolist() == [[0, 0], [0, 0], [1, 1]]
     assert other.find(tables, ids).tolist() == [0, 1, 2]
+
+
+def test_no_row_stays_that_has_no_vector():
+    store = MemoryStore(3)
+    store.find_or_insert(*keys([(0, 1), (0, 2)]), numbered(3))
+
+    def fails(tables, ids):
+        raise MemoryError("no room")
+
+    tables, ids = keys([(0, 2), (0, 3)])
+    with pytest.raises(MemoryError, match="no room"):
+        store.find_or_insert(tables, ids, fails)
+    assert len(store) == 2
+    assert store.find(tables, ids).tolist() == [1, -1]
+    store.to(np)
+    assert store.find_or_insert(tables, ids, numbered(3)).tolist() == [1, 2]

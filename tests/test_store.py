@@ -8,7 +8,7 @@ from cupyrec.embedding import MemoryStore, StatePart, Store
 def test_the_interface_is_fixed():
     assert Store.__abstractmethods__ == {
         "__len__", "nbytes", "find", "find_or_insert", "gather", "update", "set_state",
-        "export_rows", "import_rows",
+        "to", "export_rows", "import_rows",
     }  # fmt: skip
     with pytest.raises(TypeError, match="abstract"):
         Store()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -49,17 +51,17 @@ class Group:
         self.store = MemoryStore(width)
         self.initializer = initializer
         self.seed = seed
-        self._pending: list[tuple[np.ndarray, np.ndarray]] = []
+        self._pending: list[tuple[Any, Any]] = []
+
+    xp = property(lambda self: self.store.xp, doc="Array module of the device it is on.")
 
     def __repr__(self) -> str:
         return f"Group(ids={len(self.store)}, width={self.store.width}, bytes={self.store.nbytes})"
 
-    def _initial(self, tables: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    def _initial(self, tables: Any, ids: Any) -> Any:
         return self.initializer(tables, ids, self.store.width, self.seed)
 
-    def look_up(
-        self, tables: np.ndarray, ids: np.ndarray, insert: bool
-    ) -> tuple[np.ndarray, tuple[UniqueKeys, np.ndarray]]:
+    def look_up(self, tables: Any, ids: Any, insert: bool) -> tuple[Any, tuple[UniqueKeys, Any]]:
         """Return the vector of each key, and the plan by which its gradient comes back.
 
         Parameters
@@ -74,25 +76,36 @@ class Group:
         vectors : (N, D) array of float32
         plan : (UniqueKeys, rows)
 
+        Raises
+        ------
+        ValueError, TypeError
+            Keys of another shape, dtype or device.
+
+        Notes
+        -----
+        On a device it waits twice, for the numbers of unique and of unseen ids.
+
         Examples
         --------
         See the class.
         """
         keys = unique_keys(tables, ids)
-        unseen = np.empty((0, self.store.width), np.float32)
+        xp = self.xp
+        unseen = xp.empty((0, self.store.width), np.float32)
         if insert:
             rows = self.store.find_or_insert(keys.tables, keys.ids, self._initial)
         else:
             rows = self.store.find(keys.tables, keys.ids)
-            new = np.flatnonzero(rows < 0)
+            new = xp.flatnonzero(rows < 0)
             if new.size:
                 unseen = self._initial(keys.tables[new], keys.ids[new])
-                rows[new] = -1 - np.arange(new.size)
-        vectors = arrays.empty((ids.size, self.store.width), np.float32)
+                rows[new] = -1 - xp.arange(new.size)
+        empty = arrays.empty if xp is np else xp.empty
+        vectors = empty((ids.size, self.store.width), np.float32)
         self.store.gather(rows, keys.inverse, unseen, vectors)
         return vectors, (keys, rows)
 
-    def add_gradient(self, plan: tuple[UniqueKeys, np.ndarray], gradient: np.ndarray) -> None:
+    def add_gradient(self, plan: tuple[UniqueKeys, Any], gradient: Any) -> None:
         """Add the gradient (N, D) of a look-up with `insert` to this step's.
 
         Examples
@@ -106,7 +119,7 @@ class Group:
         keys, rows = plan
         self._pending.append((rows, segment_sum(gradient, keys.offsets, keys.positions)))
 
-    def gradients(self) -> tuple[np.ndarray, np.ndarray]:
+    def gradients(self) -> tuple[Any, Any]:
         """Return this step's rows, each once, and their summed gradients.
 
         Returns
@@ -118,12 +131,13 @@ class Group:
         --------
         See `add_gradient`.
         """
+        xp = self.xp
         if not self._pending:
-            return np.empty(0, np.int64), np.empty((0, self.store.width), np.float32)
+            return xp.empty(0, np.int64), xp.empty((0, self.store.width), np.float32)
         if len(self._pending) > 1:  # several look-ups in one step: one gradient a row
-            rows = np.concatenate([rows for rows, _ in self._pending])
-            parts = np.concatenate([part for _, part in self._pending])
-            keys = unique_keys(np.zeros(rows.size, np.uint32), rows)
+            rows = xp.concatenate([rows for rows, _ in self._pending])
+            parts = xp.concatenate([part for _, part in self._pending])
+            keys = unique_keys(xp.zeros(rows.size, np.uint32), rows)
             self._pending = [(keys.ids, segment_sum(parts, keys.offsets, keys.positions))]
         return self._pending[0]
 
@@ -146,6 +160,16 @@ class Group:
         self.zero_grad()  # its row numbers may not outlive this
         self.store.set_state(state)
 
+    def to(self, xp: ModuleType) -> None:
+        """Move the rows to the device of an array module; forget this step's gradients.
+
+        Examples
+        --------
+        >>> Group(2, Uniform(), seed=1).to(np)
+        """
+        self.zero_grad()
+        self.store.to(xp)
+
     def clear(self) -> None:
         """Forget all rows and gradients.
 
@@ -155,10 +179,10 @@ class Group:
         """
         state = self.store.state
         self.zero_grad()
-        self.store = MemoryStore(self.store.width)
+        self.store = MemoryStore(self.store.width, self.xp)
         self.store.set_state(state)
 
-    def update(self, rule: Callable[[RowMemory, np.ndarray, np.ndarray], None]) -> None:
+    def update(self, rule: Callable[[RowMemory, Any, Any], None]) -> None:
         """Apply ``rule(memory, rows, gradients)`` to this step's rows.
 
         Examples

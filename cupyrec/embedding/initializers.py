@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any
 
 from cupyrec.ops.initial_vectors import uniform_vectors
 
@@ -23,6 +22,7 @@ class Uniform:
 
     Examples
     --------
+    >>> import numpy as np
     >>> vectors = Uniform(-0.1, 0.1)(np.zeros(1, np.uint32), np.array([42]), 4, seed=1)
     >>> bool((abs(vectors) <= 0.1).all())
     True
@@ -37,5 +37,5 @@ class Uniform:
                 f"Uniform: 'low' <= 'high' must be finite, got {self.low} and {self.high}."
             )
 
-    def __call__(self, tables: np.ndarray, ids: np.ndarray, width: int, seed: int) -> np.ndarray:
+    def __call__(self, tables: Any, ids: Any, width: int, seed: int) -> Any:
         return uniform_vectors(tables, ids, width, seed, self.low, self.high)

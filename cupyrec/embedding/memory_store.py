@@ -1,13 +1,14 @@
-"""The tier `memory`: all rows lie in host memory, in chunks that never move."""
+"""The tier `memory`: all rows lie in their device's memory, in chunks that never move."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from cupyrec import errors
+from cupyrec import arrays, errors
 from cupyrec.embedding.store import Rows, StatePart, Store
 from cupyrec.ops.embedding_rows import RowMemory, gather_rows, write_rows
 from cupyrec.ops.hash_table import HashTable
@@ -19,12 +20,14 @@ _ROWS = 1 << 16  # rows moved at a time
 
 
 class MemoryStore(Store):
-    """Rows in host memory; it grows by a chunk at a time and without limit.
+    """Rows in the memory of one device; it grows by a chunk at a time and without limit.
 
     Parameters
     ----------
     width : int
         D, floats of a vector.
+    xp : module
+        Array module of the device, `numpy` by default.
 
     Raises
     ------
@@ -41,18 +44,20 @@ class MemoryStore(Store):
     array([[1., 1.]], dtype=float32)
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, xp: ModuleType = np) -> None:
         self.width = errors.positive("MemoryStore", "width", width)
-        self._lay_out(())
+        self._lay_out((), xp)
 
-    def _lay_out(self, state: tuple[StatePart, ...]) -> None:
-        """Start empty, with rows of this state."""
+    def _lay_out(self, state: tuple[StatePart, ...], xp: ModuleType) -> None:
+        """Start empty on a device, with rows of this state."""
         self.state = state
-        self._index = HashTable()
-        self._chunks: list[np.ndarray] = []
+        self._index = HashTable(xp)
+        self._chunks: list[Any] = []
         stride = -(-(self.width + sum(part.columns for part in state)) // 4) * 4
         k = max(0, (_CHUNK_BYTES // (4 * stride)).bit_length() - 1)
-        self._memory = RowMemory(np.empty(0, np.uint64), k, stride)
+        self._memory = RowMemory(xp.empty(0, np.uint64), k, stride)
+
+    xp = property(lambda self: self._index.xp)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -61,38 +66,40 @@ class MemoryStore(Store):
     def nbytes(self) -> int:
         return self._index.nbytes + len(self) * self._memory.stride * 4
 
-    def find(self, tables: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    def find(self, tables: Any, ids: Any) -> Any:
         return self._index.find(tables, ids)
 
-    def find_or_insert(
-        self,
-        tables: np.ndarray,
-        ids: np.ndarray,
-        initial: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    ) -> np.ndarray:
-        rows = self._index.find(tables, ids)
-        new = np.flatnonzero(rows < 0)
-        if new.size:
-            rows[new] = np.arange(len(self), len(self) + new.size)
-            tables, ids = tables[new], ids[new]
-            self.import_rows(Rows(tables, ids, initial(tables, ids), {}))
+    def find_or_insert(self, tables: Any, ids: Any, initial: Callable[[Any, Any], Any]) -> Any:
+        first = len(self)
+        rows = self._index.find_or_insert(tables, ids)
+        if len(self) > first:
+            try:
+                self._write(first, initial(self._index.tables[first:], self._index.ids[first:]), {})
+            except BaseException:
+                self._index.truncate(first)  # else these keys would have rows that nothing wrote
+                raise
         return rows
 
-    def gather(
-        self, rows: np.ndarray, inverse: np.ndarray, unseen: np.ndarray, out: np.ndarray
-    ) -> None:
+    def gather(self, rows: Any, inverse: Any, unseen: Any, out: Any) -> None:
         gather_rows(self._memory, rows, inverse, unseen, out)
 
-    def update(self, rows: np.ndarray, rule: Callable[[RowMemory, np.ndarray], None]) -> None:
+    def update(self, rows: Any, rule: Callable[[RowMemory, Any], None]) -> None:
         rule(self._memory, rows)
 
     def set_state(self, state: tuple[StatePart, ...]) -> None:
-        if state == self.state:
-            return
+        if state != self.state:
+            self._rebuild(state, self.xp)
+
+    def to(self, xp: ModuleType) -> None:
+        if xp is not self.xp:
+            self._rebuild(self.state, xp)
+
+    def _rebuild(self, state: tuple[StatePart, ...], xp: ModuleType) -> None:
         other = MemoryStore(self.width)
-        other._lay_out(state)
+        other._lay_out(state, xp)
         for first in range(0, len(self), _ROWS):
-            other.import_rows(self.export_rows(first, min(first + _ROWS, len(self))))
+            rows = self._copies(first, min(first + _ROWS, len(self)))
+            other.import_rows(rows if xp is self.xp else _on_host(rows))
         vars(self).update(vars(other))
 
     def export_rows(self, first: int, stop: int) -> Rows:
@@ -100,7 +107,11 @@ class MemoryStore(Store):
             raise ValueError(
                 f"export_rows: 0 <= first <= stop <= {len(self)} must hold, got {first}, {stop}."
             )
-        values = np.empty((stop - first, self._memory.stride), np.float32)
+        return _on_host(self._copies(first, stop))
+
+    def _copies(self, first: int, stop: int) -> Rows:
+        """Rows, on their device."""
+        values = self.xp.empty((stop - first, self._memory.stride), np.float32)
         size = 1 << self._memory.k
         for c in range(first // size, -(-stop // size)):
             i, j = max(first, c * size), min(stop, (c + 1) * size)
@@ -117,33 +128,54 @@ class MemoryStore(Store):
         )
 
     def import_rows(self, rows: Rows) -> None:
-        n = errors.axes(
+        errors.axes(
             "import_rows",
             tables=(rows.tables, "N"),
             ids=(rows.ids, "N"),
             vectors=(rows.vectors, f"N {self.width}"),
-        )[0]
-        first = len(self)
-        size = 1 << self._memory.k
+        )
+        tables, ids, vectors = (arrays.copy_to(self.xp, a) for a in rows[:3])
+        states = {name: arrays.copy_to(self.xp, a) for name, a in rows.states.items()}
+        self._write(len(self), vectors, states)
+        self._index.insert(tables, ids)
+
+    def _write(self, first: int, vectors: Any, states: dict[str, Any]) -> None:
+        """Write new rows from number `first` on, into new chunks where the old ones are full."""
+        xp, n, size = self.xp, len(vectors), 1 << self._memory.k
+        known = len(self._chunks)
         while len(self._chunks) * size < first + n:
-            self._chunks.append(np.empty((size, self._memory.stride), np.float32))
-            self._locate(len(self._chunks) - 1)
-        values = [rows.vectors]
+            self._chunks.append(xp.empty((size, self._memory.stride), np.float32))
+        if len(self._chunks) > known:
+            self._locate(known)
+        values = [vectors]
         for part in self.state:
-            if part.name in rows.states:
-                values.append(rows.states[part.name])
+            if part.name in states:
+                values.append(states[part.name])
             else:
-                values.append(np.full((n, part.columns), part.initial, np.float32))
-        write_rows(self._memory, first, np.concatenate(values, axis=1))
-        self._index.insert(rows.tables, rows.ids)
+                values.append(xp.full((n, part.columns), part.initial, np.float32))
+        write_rows(self._memory, first, xp.concatenate(values, axis=1) if self.state else vectors)
 
     def _locate(self, first: int) -> None:
-        """Tell the loops where the chunks from number `first` on lie."""
-        addresses = [chunk.ctypes.data for chunk in self._chunks[first:]]
+        """Tell loops and kernels where the chunks from number `first` on lie.
+
+        They get a new array: launches that are still to run have the old one.
+        """
+        addresses = np.array([_address(chunk) for chunk in self._chunks[first:]], np.uint64)
         known = self._memory.chunks[:first]
-        chunks = np.concatenate([known, np.array(addresses, np.uint64)])
+        chunks = self.xp.concatenate([known, arrays.copy_to(self.xp, addresses)])
         self._memory = self._memory._replace(chunks=chunks)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._locate(0)  # a copy's chunks lie elsewhere
+
+
+def _address(chunk: Any) -> int:
+    if isinstance(chunk, np.ndarray):
+        return chunk.ctypes.data
+    return chunk.__cuda_array_interface__["data"][0]
+
+
+def _on_host(rows: Rows) -> Rows:
+    states = {name: arrays.to_host(a) for name, a in rows.states.items()}
+    return Rows(*(arrays.to_host(a) for a in rows[:3]), states)

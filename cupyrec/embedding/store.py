@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
-
-import numpy as np
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from cupyrec.ops.embedding_rows import RowMemory
 
@@ -36,7 +35,7 @@ class StatePart(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows with their keys, as they are exported and imported.
+    """Rows with their keys, as they are exported (to the host) and imported (from any device).
 
     Attributes
     ----------
@@ -51,17 +50,17 @@ class Rows(NamedTuple):
     See `MemoryStore`.
     """
 
-    tables: np.ndarray
-    ids: np.ndarray
-    vectors: np.ndarray
-    states: dict[str, np.ndarray]
+    tables: Any
+    ids: Any
+    vectors: Any
+    states: dict[str, Any]
 
 
 class Store(ABC):
     """Rows of one group of tables: equal width, equal optimizer.
 
     Keys are (table uint32, id int64). Within one call each key and each row occurs once. A row
-    number is valid until the next `set_state`.
+    number is valid until the next `set_state`. Keys, rows and vectors are arrays of `xp`.
 
     Attributes
     ----------
@@ -69,10 +68,13 @@ class Store(ABC):
         D, floats of a vector.
     state : tuple of StatePart
         What the optimizer keeps beside each vector.
+    xp : module
+        Array module of the device that looks up, gathers and updates.
     """
 
     width: int
     state: tuple[StatePart, ...]
+    xp: ModuleType
 
     @abstractmethod
     def __len__(self) -> int:
@@ -84,26 +86,19 @@ class Store(ABC):
         """Bytes that rows and keys take."""
 
     @abstractmethod
-    def find(self, tables: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    def find(self, tables: Any, ids: Any) -> Any:
         """Return the row of each key as (N,) int64, -1 where there is none; change nothing."""
 
     @abstractmethod
-    def find_or_insert(
-        self,
-        tables: np.ndarray,
-        ids: np.ndarray,
-        initial: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    ) -> np.ndarray:
+    def find_or_insert(self, tables: Any, ids: Any, initial: Callable[[Any, Any], Any]) -> Any:
         """Return the row of each key; new keys get rows in order, with vectors of `initial`."""
 
     @abstractmethod
-    def gather(
-        self, rows: np.ndarray, inverse: np.ndarray, unseen: np.ndarray, out: np.ndarray
-    ) -> None:
+    def gather(self, rows: Any, inverse: Any, unseen: Any, out: Any) -> None:
         """Write vectors to `out` (N, D): see `cupyrec.ops.embedding_rows.gather_rows`."""
 
     @abstractmethod
-    def update(self, rows: np.ndarray, rule: Callable[[RowMemory, np.ndarray], None]) -> None:
+    def update(self, rows: Any, rule: Callable[[RowMemory, Any], None]) -> None:
         """Let an optimizer's rule change the rows in place, wherever they are."""
 
     @abstractmethod
@@ -111,8 +106,12 @@ class Store(ABC):
         """Give every row this state; parts that it has already keep their values."""
 
     @abstractmethod
+    def to(self, xp: ModuleType) -> None:
+        """Move all rows with their keys and state to another device; they keep their numbers."""
+
+    @abstractmethod
     def export_rows(self, first: int, stop: int) -> Rows:
-        """Return rows number first to stop - 1 with their keys, as copies."""
+        """Return rows number first to stop - 1 with their keys, as copies in NumPy arrays."""
 
     @abstractmethod
     def import_rows(self, rows: Rows) -> None:

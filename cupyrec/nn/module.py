@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyrec import arrays
 from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group
 
@@ -34,7 +35,7 @@ class Parameter(Tensor):
         if self.grad_buffer is None:
             super().add_grad(grad)
         elif self.grad is None:
-            np.copyto(self.grad_buffer, grad)
+            self.grad_buffer[...] = grad
             self.grad = self.grad_buffer
         else:
             self.grad += grad
@@ -159,7 +160,41 @@ class Module:
         """
         return self.train(False)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    @property
+    def device(self) -> str:
+        """Name of the device that the Module's parameters are on, ``cpu`` if it has none."""
+        first = next(self.parameters(), None)
+        if isinstance(first, Group):
+            return arrays.name(first.xp)
+        return "cpu" if first is None else arrays.device(first.data)
+
+    def to(self, device: str) -> Module:
+        """Move parameters and tables to ``cpu``, ``cuda`` or ``sim``; return the Module.
+
+        Gradients are dropped. Make the optimizer afterwards: one made before holds the old arrays.
+
+        Raises
+        ------
+        ValueError
+            No such device.
+        RuntimeError
+            There is no GPU, or CuPy is missing.
+
+        Examples
+        --------
+        >>> Module().to("cpu").device
+        'cpu'
+        """
+        xp = arrays.module(device)
+        for value in list(self.parameters()):
+            if isinstance(value, Group):
+                value.to(xp)
+            elif arrays.device(value.data) != device:
+                value.data = arrays.copy_to(xp, value.data)
+                value.grad = value.grad_buffer = None
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
         """Return name -> array of the dense parameters; the arrays are the parameters' own.
 
         Examples
@@ -169,8 +204,8 @@ class Module:
         """
         return {name: parameter.data for name, parameter in self.named_parameters()}
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Copy arrays into the dense parameters; nothing is changed unless all fit.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy arrays of any device into the dense parameters; nothing changes unless all fit.
 
         Raises
         ------
@@ -201,4 +236,5 @@ class Module:
                     f"load_state_dict: '{name}' must be {array.dtype}, got {state[name].dtype}."
                 )
         for name, array in own.items():
-            np.copyto(array, state[name])
+            xp = arrays.namespace("load_state_dict", array)
+            array[...] = arrays.copy_to(xp, state[name])

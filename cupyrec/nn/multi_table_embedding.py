@@ -70,12 +70,17 @@ class MultiTableEmbedding(Module):
         drawn = int(random.generator().integers(2**63))
         self.group = Group(width, initializer or Uniform(), drawn if seed is None else seed)
 
-    def forward(self, ids: np.ndarray) -> Any:
-        arrays.namespace("MultiTableEmbedding", ids)
+    def forward(self, ids: Any) -> Any:
+        xp = arrays.namespace("MultiTableEmbedding", ids)
+        if xp is not self.group.xp:
+            raise TypeError(
+                f"MultiTableEmbedding: 'ids' must be on device '{arrays.name(self.group.xp)}' like "
+                f"the tables, got '{arrays.name(xp)}'."
+            )
         errors.dtype("MultiTableEmbedding", "ids", ids, np.int64)
         (batch,) = errors.axes("MultiTableEmbedding", ids=(ids, f"B {self.num_tables}"))
-        tables = np.tile(np.arange(self.num_tables, dtype=np.uint32), batch)
-        flat = np.ascontiguousarray(ids).reshape(-1)
+        tables = xp.tile(xp.arange(self.num_tables, dtype=np.uint32), batch)
+        flat = xp.ascontiguousarray(ids).reshape(-1)
         vectors, plan = self.group.look_up(tables, flat, insert=self.training)
         vectors = vectors.reshape(batch, self.num_tables, self.group.store.width)
         if not (self.training and autograd.is_recording()):

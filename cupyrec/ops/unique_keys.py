@@ -3,19 +3,24 @@
     unique[inverse[i]] = key[i]
     positions[offsets[u] : offsets[u + 1]] = the i of unique key u, ascending
 
-A hash table of this batch alone, small enough for the cache, does it in one pass.
+A hash table of this batch alone, small enough for the cache, does it: on the CPU in one pass, on a
+device by finding the first occurrence of each key, numbering those, and sorting (number, i).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cupyrec import arrays, cpu
+from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.hash_table import check_keys, hash_key
 
 __all__ = ["UniqueKeys", "unique_keys"]
+
+_EMPTY = 2**31 - 1
 
 
 class UniqueKeys(NamedTuple):
@@ -34,11 +39,11 @@ class UniqueKeys(NamedTuple):
     See `unique_keys`.
     """
 
-    tables: np.ndarray
-    ids: np.ndarray
-    inverse: np.ndarray
-    offsets: np.ndarray
-    positions: np.ndarray
+    tables: Any
+    ids: Any
+    inverse: Any
+    offsets: Any
+    positions: Any
 
 
 @cpu.exact_loop
@@ -77,8 +82,38 @@ def _positions_cpu(inverse, offsets, positions):
         ends[u] += 1
 
 
-def unique_keys(tables: np.ndarray, ids: np.ndarray) -> UniqueKeys:
+def _per_key(n: int) -> Geometry:
+    return Geometry(blocks(n, 256), 256)
+
+
+_claim = Kernel(
+    "unique_keys.cu", "unique_claim",
+    "const uint32_t* tables, const int64_t* ids, int* slots, uint32_t mask, uint32_t* places,"
+    " int64_t n",
+    _per_key,
+)  # fmt: skip
+_first = Kernel(
+    "unique_keys.cu", "unique_first", "const int* slots, uint32_t* places, int* flags, int64_t n",
+    _per_key,
+)  # fmt: skip
+_number = Kernel(
+    "unique_keys.cu", "unique_number",
+    "const uint32_t* tables, const int64_t* ids, const uint32_t* places, const int* sums,"
+    " uint32_t* unique_tables, int64_t* unique_ids, int64_t* inverse, uint64_t* sortable,"
+    " int64_t n",
+    _per_key,
+)  # fmt: skip
+_segments = Kernel(
+    "unique_keys.cu", "unique_segments",
+    "const uint64_t* sorted, int64_t* offsets, int64_t* positions, int64_t n",
+    _per_key,
+)  # fmt: skip
+
+
+def unique_keys(tables: Any, ids: Any) -> UniqueKeys:
     """Return the unique keys in order of first occurrence, and where each occurs.
+
+    On a device it waits once, for the number of unique keys.
 
     Parameters
     ----------
@@ -92,7 +127,8 @@ def unique_keys(tables: np.ndarray, ids: np.ndarray) -> UniqueKeys:
     Raises
     ------
     ValueError, TypeError
-        Keys of another shape or dtype.
+        Keys of another shape or dtype, on several devices, or 2^31 and more on one that is not
+        the CPU.
 
     Examples
     --------
@@ -101,6 +137,9 @@ def unique_keys(tables: np.ndarray, ids: np.ndarray) -> UniqueKeys:
     (array([ 7, -1]), array([0, 1, 0, 0]), array([0, 3, 4]), array([0, 2, 3, 1]))
     """
     n = check_keys("unique_keys", tables, ids)
+    xp = arrays.namespace("unique_keys", tables, ids)
+    if xp is not np:
+        return _on_device(xp, xp.ascontiguousarray(tables), xp.ascontiguousarray(ids), n)
     slots = arrays.empty(1 << (2 * n).bit_length(), np.int32 if n < 2**31 else np.int64)
     slots.fill(-1)
     unique_tables, unique_ids = arrays.empty(n, np.uint32), arrays.empty(n, np.int64)
@@ -111,3 +150,22 @@ def unique_keys(tables: np.ndarray, ids: np.ndarray) -> UniqueKeys:
     offsets = offsets[: u + 1]
     _positions_cpu(inverse, offsets, positions)
     return UniqueKeys(unique_tables[:u], unique_ids[:u], inverse, offsets, positions)
+
+
+def _on_device(xp: ModuleType, tables: Any, ids: Any, n: int) -> UniqueKeys:
+    if n >= 2**31:
+        raise ValueError(f"unique_keys: N must be less than 2**31 on a device, got {n}.")
+    unique_tables, unique_ids = xp.empty(n, np.uint32), xp.empty(n, np.int64)
+    inverse, positions = xp.empty(n, np.int64), xp.empty(n, np.int64)
+    if n == 0:
+        return UniqueKeys(unique_tables, unique_ids, inverse, xp.zeros(1, np.int64), positions)
+    slots = xp.full(1 << (2 * n).bit_length(), _EMPTY, np.int32)
+    places, flags = xp.empty(n, np.uint32), xp.empty(n, np.int32)
+    _claim(tables, ids, slots, slots.size - 1, places, n, n=n)
+    _first(slots, places, flags, n, n=n)
+    sums = xp.cumsum(flags, dtype=np.int32)
+    sortable, offsets = xp.empty(n, np.uint64), xp.empty(n + 1, np.int64)
+    _number(tables, ids, places, sums, unique_tables, unique_ids, inverse, sortable, n, n=n)
+    _segments(xp.sort(sortable), offsets, positions, n, n=n)
+    u = int(sums[-1:].item())  # last, since CuPy's sort waits too
+    return UniqueKeys(unique_tables[:u], unique_ids[:u], inverse, offsets[: u + 1], positions)

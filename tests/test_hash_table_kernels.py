@@ -1,0 +1,191 @@
+"""hash_table.cu: rows like those of the CPU, and what it costs to find them."""
+
+import copy
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_hash_table import HIGH, LOW, keys
+from test_hash_table import arrays as columns
+
+from cupyrec import arrays
+from cupyrec.ops.hash_table import HashTable, hash_key
+
+few = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class Pair:
+    """One table on the CPU and one on a device, which must answer alike."""
+
+    def __init__(self, xp):
+        self.xp, self.cpu, self.device = xp, HashTable(), HashTable(xp)
+
+    def check_call(self, name, tables, ids):
+        answers = [
+            getattr(table, name)(*(arrays.copy_to(xp, a) for a in (tables, ids)))
+            for table, xp in ((self.cpu, np), (self.device, self.xp))
+        ]
+        if name != "insert":
+            got = arrays.to_host(answers[1])
+            assert got.dtype == np.int64
+            np.testing.assert_array_equal(got, answers[0])
+        assert len(self.cpu) == len(self.device)
+        for name in ("tables", "ids"):
+            got, truth = (getattr(table, name) for table in (self.device, self.cpu))
+            np.testing.assert_array_equal(arrays.to_host(got), truth)
+            assert got.dtype == truth.dtype
+
+
+@few
+@given(batches=st.lists(keys, max_size=3), questions=keys)
+def test_behaves_like_the_cpus(xp, batches, questions):
+    pair = Pair(xp)
+    for number, batch in enumerate(batches):
+        distinct = columns(list(dict.fromkeys(batch)))
+        pair.check_call("find_or_insert", *distinct)
+        pair.check_call("find", *columns(questions + batch))
+        pair.check_call("find_or_insert", *distinct)  # all known by now
+        new = [key for key in dict.fromkeys(questions[number::4]) if key not in known(pair.cpu)]
+        pair.check_call("insert", *columns(new))
+
+
+def known(table):
+    return set(zip(table.tables.tolist(), table.ids.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_grows_through_several_doublings(xp, seed):
+    """Regular and random ids, known and new ones mixed; more blocks than a warp has lanes."""
+    generator = np.random.default_rng(seed)
+    ids = [np.arange(12_000) << 40, -np.arange(12_000), generator.integers(LOW, HIGH, 12_000)]
+    ids = np.append(ids[seed % 3], [LOW, HIGH, -1])
+    tables = generator.integers(0, 3, ids.size).astype(np.uint32)
+    pair = Pair(xp)
+    sizes = set()
+    for n in (1, 0, 300, 600, 2500, 9000, 12_003):
+        some = ids.size - 1 - generator.permutation(n)
+        pair.check_call("find_or_insert", tables[some], ids[some])
+        sizes.add(pair.device._slots.size)
+    assert len(sizes) >= 4
+    pair.check_call("insert", tables[:400], ids[:400])
+    pair.check_call("find", tables, ids)
+    assert pair.device.nbytes <= 4 * pair.cpu.nbytes
+
+
+def test_keys_of_equal_hash_are_told_apart(xp):
+    golden = 0x9E3779B97F4A7C15 - 2**64
+    ids = np.array([-n * golden % 2**64 for n in range(100)], np.uint64).view(np.int64)
+    tables = np.arange(100, dtype=np.uint32)
+    assert len({int(hash_key(*key)) for key in zip(tables, ids, strict=True)}) == 1
+    pair = Pair(xp)
+    pair.check_call("insert", tables[:30], ids[:30])
+    pair.check_call(
+        "find_or_insert", tables[::2].copy(), ids[::2].copy()
+    )  # all end in one run of slots
+    pair.check_call("find", tables, ids)
+
+
+def test_a_full_run_at_the_end_goes_on_at_the_start(xp):
+    """Keys whose first slot is the last of the table."""
+    ids = np.arange(400_000)
+    ends = np.array([i for i in ids[:60_000] if int(hash_key(np.uint32(0), i)) % 1024 > 1021])
+    pair = Pair(xp)
+    pair.check_call("find_or_insert", np.zeros(ends.size, np.uint32), ends)
+    assert ends.size > 30
+    pair.check_call("find", np.zeros(2 * ends.size, np.uint32), np.append(ends, -ends))
+
+
+def test_truncate_and_copies(xp):
+    table = HashTable(xp)
+    tables, ids = xp.zeros(700, np.uint32), xp.arange(700)
+    table.insert(tables, ids)
+    other = copy.deepcopy(table)
+    table.truncate(650)
+    found = arrays.to_host(table.find(tables, ids))
+    np.testing.assert_array_equal(found, np.where(np.arange(700) < 650, np.arange(700), -1))
+    rows = table.find_or_insert(tables, ids[::-1])  # a view of other strides
+    np.testing.assert_array_equal(
+        arrays.to_host(rows), np.append(np.arange(650, 700), np.arange(650)[::-1])
+    )
+    np.testing.assert_array_equal(arrays.to_host(other.find(tables, ids)), np.arange(700))
+
+
+def test_thread_order(xp):
+    """New keys, some of which are known, on top of a table that grows."""
+    generator = np.random.default_rng(0)
+    ids = generator.integers(LOW, HIGH, 1500)
+    tables = generator.integers(0, 3, 1500).astype(np.uint32)
+
+    def call():
+        table = HashTable(xp)
+        t, i = (arrays.copy_to(xp, a) for a in (tables, ids))
+        table.insert(t[:400], i[:400])
+        rows = table.find_or_insert(t[::-1], i[::-1])
+        return rows, table.find(t, i), table.tables, table.ids
+
+    oracle.check_thread_order(xp, call)
+
+
+def test_host_syncs(xp):
+    if xp is not arrays.module("sim"):
+        pytest.skip("the simulator counts them")
+    table = HashTable(xp)
+    tables, ids = xp.zeros(3000, np.uint32), xp.arange(3000)
+    with xp.record() as seen:
+        table.find(tables, ids)
+        table.insert(tables[:100], ids[:100])
+    assert seen.syncs == 0
+    with xp.record() as seen:
+        table.find_or_insert(tables, ids)
+    assert seen.syncs == 1
+
+
+@pytest.fixture(scope="module")
+def half_full():
+    """(tables, ids, table) with 8,192 keys in 16,384 slots, but for the last 4,096 of them."""
+    pytest.importorskip("cupy", reason="CuPy brings NVRTC: pip install cupyrec[sim]")
+    sim = arrays.module("sim")
+    generator = np.random.default_rng(1)
+    tables = generator.integers(0, 26, 8192).astype(np.uint32)
+    ids = generator.permutation(np.unique(generator.zipf(1.2, 40_000)))[:8192]
+    assert ids.size == 8192
+
+    def made(first):
+        table = HashTable(sim)
+        table._slots = sim.zeros(16384, np.uint64)
+        table.insert(sim.asarray(tables[:first]), sim.asarray(ids[:first]))
+        table._keys = sim.asarray(np.concatenate([table._keys.get(), np.zeros((4096, 2), int)]))
+        assert table._slots.size == 16384
+        return table
+
+    return sim, tables, ids, made
+
+
+@pytest.mark.parametrize("new", [0, 410, 2048, 4096])
+def test_sectors_and_balance_at_half_load(half_full, new):
+    sim, tables, ids, made = half_full
+    table = made(8192 - new)
+    asked = np.append(np.arange(4096 - new), np.arange(8192 - new, 8192))
+    asked = np.random.default_rng(2).permutation(asked)
+    with sim.record() as seen:
+        table.find_or_insert(sim.asarray(tables[asked]), sim.asarray(ids[asked]))
+    assert (table._slots.size, len(table)) == (16384, 8192)
+    (counts,) = [launch.result.counts for launch in seen.launches if launch.result]
+    assert counts["sectors"] / 4096 <= 4
+    assert counts["longest_warp"] <= 4 * counts["mean_warp"]
+    assert counts["bank_conflicts"] <= 0.02 * counts["shared_wavefronts"]
+
+
+def test_refuses(xp):
+    table = HashTable(xp)
+    name = arrays.name(xp)
+    for method in ("find", "find_or_insert", "insert"):
+        text = f"HashTable.{method}: arguments must be arrays of one device, got cpu, {name}."
+        with pytest.raises(TypeError, match=oracle.sentence(text)):
+            getattr(table, method)(np.zeros(2, np.uint32), np.zeros(2, np.int64))
+        text = f"HashTable.{method}: 'ids' must be int64, got int32."
+        with pytest.raises(TypeError, match=oracle.sentence(text)):
+            getattr(table, method)(xp.zeros(2, np.uint32), xp.zeros(2, np.int32))
+    assert len(table) == 0
