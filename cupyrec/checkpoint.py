@@ -22,7 +22,7 @@ from urllib.parse import quote
 import numpy as np
 from safetensors import numpy as safetensors
 
-from cupyrec import __version__, random
+from cupyrec import __version__, arrays, random
 from cupyrec.embedding import Group, Rows, Uniform
 from cupyrec.nn import FusedMLP, Module
 from cupyrec.optim import Optimizer
@@ -220,7 +220,7 @@ def load(
     )
     if optimizer is not None:
         for key, view in states.items():
-            np.copyto(view, dense[key])
+            view[...] = arrays.copy_to(arrays.namespace("checkpoint.load", view), dense[key])
         optimizer.t = manifest["optimizer"]["t"]
         optimizer.zero_grad()
         random.set_step(optimizer.t)
@@ -261,10 +261,12 @@ def _mlps(model: Module) -> list[tuple[str, FusedMLP]]:
 
 def _dense(model: Module, optimizer: Optimizer | None) -> dict[str, np.ndarray]:
     tensors = {f"parameter/{name}": array for name, array in model.state_dict().items()}
-    for name, array in tensors.items():
-        _check_finite(name, array)
     tensors |= _states(model, optimizer)
-    return {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    tensors = {name: np.ascontiguousarray(arrays.to_host(a)) for name, a in tensors.items()}
+    for name, array in tensors.items():
+        if name.startswith("parameter/"):
+            _check_finite(name, array)
+    return tensors
 
 
 def _states(model: Module, optimizer: Optimizer | None) -> dict[str, np.ndarray]:

@@ -52,7 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, TypeError, OSError, FloatingPointError, MemoryError) as error:
+    except (
+        ValueError, TypeError, OSError, FloatingPointError, MemoryError, ModuleNotFoundError,
+    ) as error:  # fmt: skip
         logging.getLogger("cupyrec").debug("", exc_info=error)
         return _fail(error, 1)
     return 0
@@ -111,7 +113,8 @@ def _add_train(command: argparse.ArgumentParser) -> None:
 
 
 def _add_device(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--device", choices=["cpu", "cuda", "sim"], default="cpu")
+    about = "where the model lies; cuda by default where there is a GPU, else cpu"
+    command.add_argument("--device", choices=["cpu", "cuda", "sim"], help=about)
     about = "all cores by default; any number gives the same bits"
     command.add_argument("--threads", type=_positive, metavar="N", help=about)
 

@@ -152,7 +152,6 @@ def test_an_evaluation_that_falls_on_an_epochs_end_is_done_once(logs, tmp_path):
         (["--set", 'model.top=["x"]'], "FusedMLP: 'hidden_features' must be an integer, got 'x'."),
         (["--set", "model.dropout=1.0"], "must lie in [0, 1), got 1.0."),
         (["--set", "optimizer.warmup_steps=9", "--set", "optimizer.decay_steps=2"], "warm-up"),
-        (["--device", "cuda"], "--device must be cpu in cupyrec"),
         (["--set", "data.buckets=true"], "data.buckets must be left to the columns of --schema"),
         (["--config", "plain.toml"], "be left to the columns of --schema, got False."),
         (["--config", "model.toml"], "config: 'model' must be a section [model], got 'dlrm'."),

@@ -11,6 +11,7 @@ import cupyrec
 from cupyrec import autograd, checkpoint, nn, optim, training
 from cupyrec.data import Arrays, Batch
 from cupyrec.models import DLRM
+from cupyrec.progress import Progress
 from cupyrec.run_folder import RunFolder
 
 
@@ -233,7 +234,7 @@ def test_it_ends_at_its_best(tmp_path, monkeypatch):
 def test_valid_given_to_a_finished_run(tmp_path):
     model, run = small(), RunFolder(tmp_path)
     optimizer = optim.SGD(model.parameters(), 0.1)
-    progress = training.Progress()
+    progress = Progress()
     cupyrec.fit(model, trial.planted(20), optimizer=optimizer, run=run, progress=progress)
     result = cupyrec.fit(
         model, trial.planted(20), trial.planted(20), optimizer=optimizer, run=run, progress=progress

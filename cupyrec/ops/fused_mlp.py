@@ -8,6 +8,10 @@
 
 On the CPU a block of rows goes through all layers while it is in cache; the weight gradients
 follow, cut by output rows. Matmuls are BLAS calls of one thread each, on blocks of fixed size.
+
+On a GPU a layer is one matmul of cublasLt, and one kernel more where there is dropout: bias, ReLU
+and mask, and in the backward pass the mask, 1 / (1 - rate) and bias gradient of the layer below,
+are part of it.
 """
 
 from __future__ import annotations
@@ -19,7 +23,15 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.autograd import Function, Tensor
-from cupyrec.ops.relu_dropout import Dropout, bias_relu_dropout_cpu, relu_dropout_backward_cpu
+from cupyrec.cublaslt import Epilogue, matmul
+from cupyrec.ops.relu_dropout import (
+    Dropout,
+    bias_relu_dropout_cpu,
+    bias_relu_dropout_device,
+    mask_words,
+    relu_dropout_backward,
+    relu_dropout_backward_cpu,
+)
 
 __all__ = ["fused_mlp"]
 
@@ -94,6 +106,57 @@ class _FusedMLP(Function):
         return (dx, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
 
 
+class _FusedMLPOnDevice(Function):
+    def forward(self, x, *parameters, dropouts, linear_output):
+        xp = arrays.namespace("fused_mlp", x)
+        self.weights = [xp.ascontiguousarray(w) for w in parameters[0::2]]
+        biases = [xp.ascontiguousarray(b) for b in parameters[1::2]]
+        self.dropouts, self.linear_output = dropouts, linear_output
+        self.x, self.masks = [xp.ascontiguousarray(x)], []
+        for i, (weight, bias) in enumerate(zip(self.weights, biases, strict=True)):
+            y = xp.empty((len(x), len(weight)), np.float32)
+            self.x.append(y)
+            if linear_output and i == len(biases) - 1:
+                matmul(self.x[i], weight, y, transpose_b=True, epilogue=Epilogue.BIAS, bias=bias)
+                break
+            mask = xp.empty((len(x), mask_words(len(weight))), np.uint32)
+            self.masks.append(mask)
+            if dropouts[i].rate > 0:
+                matmul(self.x[i], weight, y, transpose_b=True)
+                bias_relu_dropout_device(y, bias, y, mask, dropouts[i])
+            else:
+                matmul(
+                    self.x[i], weight, y, transpose_b=True,
+                    epilogue=Epilogue.RELU_AUX_BIAS, bias=bias, aux=mask,
+                )  # fmt: skip
+        return self.x[-1]
+
+    def backward(self, dy):
+        xp, last = arrays.namespace("fused_mlp", dy), len(self.weights) - 1
+        dweights = [xp.empty(w.shape, w.dtype) for w in self.weights]
+        dbiases = [xp.empty(len(w), w.dtype) for w in self.weights]
+        dx, dz = None, xp.ascontiguousarray(dy)
+        if not self.linear_output:
+            dz = relu_dropout_backward(dz, self.masks[last], self.dropouts[last])
+        for i in reversed(range(last + 1)):
+            # The bias gradient of a layer comes with its dz, but that of the last with its dweight.
+            epilogue, bias = Epilogue.DEFAULT, None
+            if i == last:
+                epilogue, bias = Epilogue.BGRADB, dbiases[i]
+            matmul(dz, self.x[i], dweights[i], transpose_a=True, epilogue=epilogue, bias=bias)
+            if i > 0:
+                below = xp.empty(self.x[i].shape, np.float32)
+                matmul(
+                    dz, self.weights[i], below, alpha=self.dropouts[i - 1].scale,
+                    epilogue=Epilogue.DRELU_BGRAD, bias=dbiases[i - 1], aux=self.masks[i - 1],
+                )  # fmt: skip
+                dz = below
+            elif self.needs[0]:
+                dx = xp.empty(self.x[0].shape, np.float32)
+                matmul(dz, self.weights[0], dx)
+        return (dx, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
+
+
 def fused_mlp(
     x: Any,
     weights: Sequence[Any],
@@ -106,7 +169,7 @@ def fused_mlp(
 
     Parameters
     ----------
-    x : (B, N[0]) array or Tensor of float32 or float64
+    x : (B, N[0]) array or Tensor of float32, on the CPU also float64
     weights : sequence of (N[l+1], N[l]) arrays or Tensors
     biases : sequence of (N[l+1],) arrays or Tensors
     dropouts : sequence of Dropout, optional
@@ -133,13 +196,14 @@ def fused_mlp(
     array([[7.]])
     """
     raw = [a.data if isinstance(a, Tensor) else a for a in (x, *weights, *biases)]
-    arrays.namespace("fused_mlp", *raw)
+    xp = arrays.namespace("fused_mlp", *raw)
     if not weights or len(weights) != len(biases):
         raise ValueError(
             "fused_mlp: 'weights' and 'biases' must be equally many, at least one, "
             f"got {len(weights)} and {len(biases)}."
         )
-    errors.dtype("fused_mlp", "weights[0]", raw[1], np.float32, np.float64)
+    floats = (np.float32, np.float64) if xp is np else (np.float32,)
+    errors.dtype("fused_mlp", "weights[0]", raw[1], *floats)
     errors.dtype("fused_mlp", "x", raw[0], raw[1].dtype)
     _, columns = errors.axes("fused_mlp", **{"weights[0]": (raw[1], "M N"), "x": (raw[0], "B N")})[
         :2
@@ -158,4 +222,5 @@ def fused_mlp(
     for i, dropout in enumerate(dropouts):
         errors.rate("fused_mlp", f"dropouts[{i}].rate", dropout.rate)
     pairs = [p for pair in zip(weights, biases, strict=True) for p in pair]
-    return _FusedMLP.apply(x, *pairs, dropouts=dropouts, linear_output=linear_output)
+    op = _FusedMLP if xp is np else _FusedMLPOnDevice
+    return op.apply(x, *pairs, dropouts=dropouts, linear_output=linear_output)

@@ -6,22 +6,26 @@
 keep of (sample, column) is a Philox word of counter (column // 4, sample, step, layer) at word
 column % 4, kept where word >= rate * 2^32. The mask is cublasLt's auxiliary ReLU layout: row b
 holds its columns in bits of 32-bit words, column n at bit n % 32 of word n // 32, rows padded to a
-multiple of 128 bits, so that a GEMM's DRELU epilogue can apply it.
+multiple of 128 bits, so that a GEMM's DRELU epilogue can apply it. On a GPU magnitudes below 2^-126
+count as zero.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.autograd import Function, Tensor
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.random import philox4x32
 
 __all__ = ["Dropout", "mask_words", "relu_dropout", "relu_dropout_backward"]
 
-_ROWS = 256  # rows a block
+_ROWS = 256  # rows a block of the CPU
+_WARP_ROWS, _WARPS = 4, 8  # rows a warp, warps a block
 _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
@@ -122,10 +126,51 @@ def _apply_mask(dy, mask, scale, dx):
             dx[b, n] = dy[b, n] * scale if live else dy.dtype.type(0)
 
 
+# Devices
+
+
+def _geometry(B: int, N: int) -> Geometry:
+    return Geometry(blocks(B, _WARP_ROWS * _WARPS) * blocks(N, 128), 32 * _WARPS)
+
+
+_forward = Kernel(
+    "relu_dropout.cu", "relu_dropout",
+    "const float* x, const float* bias, float* y, uint32_t* mask, float scale, uint64_t threshold,"
+    " uint64_t seed, uint32_t step, uint32_t layer, int64_t first_sample, int64_t b, int64_t n",
+    _geometry,
+)  # fmt: skip
+_backward = Kernel(
+    "relu_dropout.cu", "relu_dropout_backward",
+    "const float* dy, const uint32_t* mask, float* dx, float scale, int64_t b, int64_t n",
+    _geometry,
+)  # fmt: skip
+
+
+def _macros(columns: int, *arrays: Any) -> dict[str, int]:
+    return {"VECTOR": 4 if vector_width(columns, *arrays) == 4 else 1, "ROWS": _WARP_ROWS}
+
+
+def bias_relu_dropout_device(
+    x: Any, bias: Any, y: Any, mask: Any, dropout: Dropout, first_sample: int = 0
+) -> None:
+    """Write y and mask; y may be x. All arrays are C-contiguous."""
+    rows, columns = x.shape
+    _forward(
+        x, bias, y, mask, *dropout.loop_arguments(np.dtype(np.float32)), first_sample,
+        rows, columns, macros=_macros(columns, x, bias, y), B=rows, N=columns,
+    )  # fmt: skip
+
+
 class _ReluDropout(Function):
     def forward(self, x, bias, mask, dropout, first_sample):
         self.mask, self.dropout = mask, dropout
-        y, bias = np.array(x, order="C"), np.ascontiguousarray(bias)
+        xp = arrays.namespace("relu_dropout", x, bias)
+        bias = xp.ascontiguousarray(bias)
+        if xp is not np:
+            x, y = xp.ascontiguousarray(x), xp.empty(x.shape, x.dtype)
+            bias_relu_dropout_device(x, bias, y, mask, dropout, first_sample)
+            return y
+        y = np.array(x, order="C")
 
         def block(start: int, stop: int) -> None:
             bias_relu_dropout_cpu(
@@ -143,12 +188,12 @@ class _ReluDropout(Function):
 
 def relu_dropout(
     x: Any, bias: Any, dropout: Dropout = _NO_DROPOUT, first_sample: int = 0
-) -> tuple[Any, np.ndarray]:
+) -> tuple[Any, Any]:
     """Return y of the formula above and the bit mask of its live units.
 
     Parameters
     ----------
-    x : (B, N) array or Tensor of float32 or float64
+    x : (B, N) array or Tensor of float32, on the CPU also float64
     bias : (N,) array or Tensor of the same dtype
     dropout : Dropout
     first_sample : int
@@ -175,24 +220,27 @@ def relu_dropout(
     (array([[0., 3.]]), array([[2, 0, 0, 0]], dtype=uint32))
     """
     raw = [a.data if isinstance(a, Tensor) else a for a in (x, bias)]
-    arrays.namespace("relu_dropout", *raw)
+    xp = arrays.namespace("relu_dropout", *raw)
     rows, columns = errors.axes("relu_dropout", x=(raw[0], "B N"), bias=(raw[1], "N"))
-    errors.dtype("relu_dropout", "x", raw[0], np.float32, np.float64)
+    errors.dtype("relu_dropout", "x", raw[0], *_floats(xp))
     errors.dtype("relu_dropout", "bias", raw[1], raw[0].dtype)
     errors.rate("relu_dropout", "dropout.rate", dropout.rate)
-    mask = np.empty((rows, mask_words(columns)), np.uint32)
+    mask = xp.empty((rows, mask_words(columns)), np.uint32)
     y = _ReluDropout.apply(x, bias, mask=mask, dropout=dropout, first_sample=first_sample)
     return y, mask
 
 
-def relu_dropout_backward(
-    dy: np.ndarray, mask: np.ndarray, dropout: Dropout = _NO_DROPOUT
-) -> np.ndarray:
+def _floats(xp: ModuleType) -> tuple[type, ...]:
+    """The dtypes that a device has loops or kernels for."""
+    return (np.float32, np.float64) if xp is np else (np.float32,)
+
+
+def relu_dropout_backward(dy: Any, mask: Any, dropout: Dropout = _NO_DROPOUT) -> Any:
     """Return dx = dy * live / (1 - rate).
 
     Parameters
     ----------
-    dy : (B, N) array of float32 or float64
+    dy : (B, N) array of float32, on the CPU also float64
     mask : (B, 4 * ceil(N / 128)) array of uint32
         As `relu_dropout` returned it.
     dropout : Dropout
@@ -209,14 +257,18 @@ def relu_dropout_backward(
     >>> relu_dropout_backward(np.array([[5.0, 6.0]]), mask)
     array([[0., 6.]])
     """
-    arrays.namespace("relu_dropout_backward", dy, mask)
-    errors.dtype("relu_dropout_backward", "dy", dy, np.float32, np.float64)
+    xp = arrays.namespace("relu_dropout_backward", dy, mask)
+    errors.dtype("relu_dropout_backward", "dy", dy, *_floats(xp))
     errors.dtype("relu_dropout_backward", "mask", mask, np.uint32)
     rows, columns = errors.axes("relu_dropout_backward", dy=(dy, "B N"))
     errors.axes("relu_dropout_backward", dy=(dy, "B N"), mask=(mask, f"B {mask_words(columns)}"))
-    dy, mask = np.ascontiguousarray(dy), np.ascontiguousarray(mask)
-    dx = np.empty_like(dy)
+    dy, mask = xp.ascontiguousarray(dy), xp.ascontiguousarray(mask)
+    dx = xp.empty(dy.shape, dy.dtype)
     scale = dy.dtype.type(dropout.scale)
+    if xp is not np:
+        macros = _macros(columns, dy, dx)
+        _backward(dy, mask, dx, scale, rows, columns, macros=macros, B=rows, N=columns)
+        return dx
 
     def block(start: int, stop: int) -> None:
         _apply_mask(dy[start:stop], mask[start:stop], scale, dx[start:stop])
