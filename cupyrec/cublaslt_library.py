@@ -11,6 +11,8 @@ import functools
 from ctypes import c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any
 
+from cupyrec import nvrtc
+
 __all__ = [
     "C_TYPES", "Cublas", "CublasLtError", "Cuda", "Desc", "Descriptor", "Epilogue",
     "HeuristicResult", "Matrix", "Order", "Preference", "Status", "library", "succeed",
@@ -167,7 +169,7 @@ def library() -> ctypes.CDLL:
 
         names = [pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path]
     except (ImportError, RuntimeError):  # no pathfinder, or it finds none; the system's loader may
-        names = [f"libcublasLt.so{version}" for version in (".13", ".12", "")]
+        names = [f"libcublasLt.so.{nvrtc.version()[0]}", "libcublasLt.so"]
     found, why = None, []
     for name in names:
         try:

@@ -163,11 +163,10 @@ def test_missing_library_says_what_to_install(monkeypatch):
     def missing(name: str) -> None:
         raise OSError(f"{name}: cannot open")
 
+    cublaslt_library.nvrtc.version()  # is known from now on
     monkeypatch.setattr(cublaslt_library.ctypes, "CDLL", missing)
     with pytest.raises(FileNotFoundError, match="libcublasLt.*cannot open; install cupyrec"):
         library.__wrapped__()
     monkeypatch.setitem(sys.modules, "cuda", None)
-    with pytest.raises(
-        FileNotFoundError, match=r"so\.13: cannot open; .*so\.12: .*so: cannot open"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"so\.1[23]: cannot open; .*so: cannot open"):
         library.__wrapped__()
