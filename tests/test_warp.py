@@ -130,3 +130,16 @@ def test_elect_and_unknown():
     assert x.tolist() == [1] + [0] * 31
     with pytest.raises(sim.PtxError, match=r"'redux\.sync\.add\.f32"):
         execute("redux.sync.add.f32 {d}, {a}, -1", "f32", ("f32", [1.0]))
+
+
+def test_lanes_that_meet_may_be_others_than_those_that_came_last():
+    """16 lanes of warp 0 wait; then its others come with 16 of warp 1, which must go on waiting."""
+    text = """extern "C" __global__ void f(int* x) {
+        const int t = threadIdx.x;
+        int y = t;
+        for (int i = t < 16 ? 0 : t < 48 ? 600 : 3000; i > 0; --i) y = y * 1664525 + x[t];
+        x[t] = __shfl_xor_sync(0xFFFFFFFFu, t, 16) + (y == 12345 ? 64 : 0);
+    }"""
+    x = np.zeros(64, np.int32)
+    assert sim.run(text, "f", 1, 64, (x,)).faults == []
+    assert x.tolist() == [i ^ 16 for i in range(64)]

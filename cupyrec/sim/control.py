@@ -283,7 +283,7 @@ def _meet(machine: Machine, function: Function, instruction: Instruction, pc: in
             lanes, named, warps = lanes[here], named[here], warps[here]
             if not lanes.size:
                 return pc, None
-        if lanes.size != group.lanes.size:
+        if lanes is not group.lanes:  # as many may be others
             group = type(group)(lanes)
         body(group, named)
         met = group.warps
