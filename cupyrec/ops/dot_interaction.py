@@ -12,12 +12,14 @@ Pairs are the lower triangle in row-major order, as in DLRM (Naumov et al. 2019)
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.autograd import Function, Tensor
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 
 __all__ = ["dot_interaction", "dot_interaction_width"]
 
@@ -122,36 +124,193 @@ def _backward_cpu(grad, dense, sparse, self_interaction, concat, ddense, dsparse
                 _store(r + 1, z, b, ddense, dsparse)
 
 
+# Kernels: how they are cut depends on sizes alone, and with it the order of summation
+
+_MAX_FEATURES = 64
+_MAX_TILE = 8  # 9 x 9 sums and what they are made of leave room for 12 warps a multiprocessor
+_MAX_ROW = 32 << 10  # bytes of a sample that a block of the forward kernel holds at once
+_MAX_SHARED = 96 << 10  # bytes of a block: two of them share a multiprocessor
+_BANKS = 32
+
+
+def _padded(least: int, residue: int) -> int:
+    """The least number from `least` on that is `residue` modulo the banks of shared memory."""
+    return least + (residue - least) % _BANKS
+
+
+def _cut_forward(features: int, width: int, pairs: int, head: int) -> dict[str, int]:
+    """Macros of the forward kernel; its .cu says what they mean."""
+    # A tile of T x T products takes T * T multiplications and 2 T loads, each as dear as four.
+    tile = min(
+        range(1, min(features, _MAX_TILE) + 1),
+        key=lambda t: blocks(features, t) * (blocks(features, t) + 1) * (t * t + 8 * t),
+    )
+    tiles = blocks(features, tile) * (blocks(features, tile) + 1) // 2
+    lane = math.gcd(width, 4)
+    pieces, split = width // lane, 1
+    # Twice as many lanes a tile: while each has two pieces to add up, and few lanes have none.
+    while (
+        2 * split * lane <= _BANKS
+        and 2 * split * tiles <= 320
+        and 2 * split < pieces
+        and blocks(pieces, 2 * split) * 2 * split <= 1.25 * pieces
+    ):
+        split *= 2
+    chunk = width
+    if 4 * features * width > _MAX_ROW:
+        unit = split * lane
+        parts = blocks(width, _MAX_ROW // 4 // features // unit * unit)
+        chunk = blocks(blocks(width, parts), unit) * unit
+    if split >= 8 or chunk < width:  # the pairs are written over the features, in `dense`'s wake
+        behind = head if chunk == width else 0
+        stride, pairs_stride = _padded(max(features * chunk, behind + pairs), 16), 0
+        fits = 8 * stride <= _MAX_SHARED and 2 * tiles * split <= 256
+        samples = 2 if chunk == width and fits else 1
+    else:  # lanes of a warp take several samples, which the two strides keep in different banks
+        stride = _padded(features * chunk, split * lane % _BANKS)
+        pairs_stride = _padded(pairs, split)
+        samples = 32 // split
+        while samples > 1 and (
+            4 * samples * (stride + pairs_stride) > _MAX_SHARED or samples * tiles * split > 320
+        ):
+            samples //= 2
+    threads = blocks(samples * tiles * split, 32) * 32
+    return {
+        "TILE": tile, "SPLIT": split, "LANE": lane, "CHUNK": chunk, "STRIDE": stride,
+        "PAIRS_STRIDE": pairs_stride, "SAMPLES": samples, "THREADS": threads,
+        "BLOCKS": max(1, 640 // threads) if tile < 8 else 1,
+    }  # fmt: skip
+
+
+def _cut_backward(features: int, width: int, pairs: int, head: int, vector: int) -> dict[str, int]:
+    """Macros of the backward kernel."""
+    groups = 1 if features <= 16 else 2 if features <= 32 else 4
+    if width <= 32 and features > 16:  # shared memory bounds the samples: more threads for each
+        groups *= 2
+    pieces = width // vector
+    rounds = min(4 // vector, pieces)
+    team = min(blocks(pieces, rounds), 128 // groups)
+    rows = blocks(features, groups)
+    s_stride = _padded(features * groups * blocks(rows, 4) * 4, 4)
+    grad_stride = blocks(head + pairs, 4) * 4
+    # Rows that are no whole sectors, or few of them, are read and written all at once.
+    staged = team * rounds >= pieces and (
+        width < 64 or (width % 8 != 0 and 4 * features * width <= _MAX_ROW)
+    )
+    stride = _padded(features * width, team * vector % _BANKS) if staged else 0
+    each = 4 * (s_stride + grad_stride + stride)
+    samples = max(1, min(128 // groups // team, _MAX_SHARED // each))
+    return {
+        "GROUPS": groups, "PER_THREAD": rounds * vector, "TEAM": team, "S_STRIDE": s_stride,
+        "GRAD_STRIDE": grad_stride, "STAGED": int(staged), "STRIDE": stride, "CHUNK": width,
+        "SAMPLES": samples, "THREADS": blocks(samples * team, 32 // groups) * 32,
+    }  # fmt: skip
+
+
+def _geometry(B: int, samples: int, threads: int, floats: int) -> Geometry:
+    """`floats` are those of shared memory a sample."""
+    return Geometry(blocks(B, samples), threads, 4 * samples * floats)
+
+
+_forward = Kernel(
+    "dot_interaction.cu", "dot_interaction_forward",
+    "const float* dense, const float* sparse, float* out, int64_t batch", _geometry,
+)  # fmt: skip
+_backward = Kernel(
+    "dot_interaction.cu", "dot_interaction_backward",
+    "const float* grad, const float* dense, const float* sparse, float* ddense, float* dsparse,"
+    " int64_t batch",
+    _geometry,
+)  # fmt: skip
+
+
+class _Sizes(NamedTuple):
+    features: int  # `dense` among them
+    width: int
+    pairs: int
+    head: int  # columns of the output before the pairs
+
+
+def _sizes(dense, sparse, self_interaction: bool, concat: bool) -> _Sizes:
+    features, width = sparse.shape[1] + (dense.shape[1] > 0), sparse.shape[2]
+    pairs = dot_interaction_width(
+        features, width, self_interaction=self_interaction, output_concat=False
+    )
+    return _Sizes(features, width, pairs, width if concat else 0)
+
+
+def _macros(dense, sizes: _Sizes, options: tuple[bool, bool, int], vector: int) -> dict[str, int]:
+    self_interaction, concat, padding = options
+    return {
+        "FEATURES": sizes.features, "WIDTH": sizes.width, "DENSE": int(dense.shape[1] > 0),
+        "SELF": int(self_interaction), "CONCAT": int(concat), "PADDING": padding, "VECTOR": vector,
+    }  # fmt: skip
+
+
+def _forward_device(dense, sparse, options: tuple[bool, bool, int], out) -> None:
+    sizes = _sizes(dense, sparse, *options[:2])
+    cut = _cut_forward(*sizes)
+    macros = _macros(dense, sizes, options, vector_width(sizes.width, dense, sparse)) | cut
+    _forward(
+        dense, sparse, out, len(sparse), macros=macros, B=len(sparse), samples=cut["SAMPLES"],
+        threads=cut["THREADS"], floats=cut["STRIDE"] + cut["PAIRS_STRIDE"],
+    )  # fmt: skip
+
+
+def _backward_device(grad, dense, sparse, options: tuple[bool, bool, int], ddense, dsparse) -> None:
+    sizes = _sizes(dense, sparse, *options[:2])
+    vector = vector_width(sizes.width, dense, sparse, ddense, dsparse)
+    cut = _cut_backward(*sizes, vector)
+    _backward(
+        grad, dense, sparse, ddense, dsparse, len(sparse),
+        macros=_macros(dense, sizes, options, vector) | cut, B=len(sparse), samples=cut["SAMPLES"],
+        threads=cut["THREADS"], floats=cut["S_STRIDE"] + cut["GRAD_STRIDE"] + cut["STRIDE"],
+    )  # fmt: skip
+
+
 class _DotInteraction(Function):
     def forward(self, dense, sparse, self_interaction, output_concat, output_padding):
-        if dense is None:  # the loops know it by its width of 0
-            dense = np.empty((sparse.shape[0], 0), sparse.dtype)
-        self.dense, self.sparse = np.ascontiguousarray(dense), np.ascontiguousarray(sparse)
-        self.options = bool(self_interaction), bool(output_concat)
+        xp = arrays.namespace("dot_interaction", sparse)
+        if dense is None:  # loops and kernels know it by its width of 0
+            dense = xp.empty((sparse.shape[0], 0), sparse.dtype)
+        self.dense, self.sparse = xp.ascontiguousarray(dense), xp.ascontiguousarray(sparse)
+        self.options = bool(self_interaction), bool(output_concat), int(output_padding)
         batch, features, width = sparse.shape
+        features += self.dense.shape[1] > 0
         columns = dot_interaction_width(
-            features + (self.dense.shape[1] > 0), width, self_interaction=self_interaction,
-            output_concat=output_concat, output_padding=output_padding,
+            features, width, self_interaction=self_interaction, output_concat=output_concat,
+            output_padding=output_padding,
         )  # fmt: skip
-        out = arrays.empty((batch, columns), sparse.dtype)
+        if xp is np:
+            out = arrays.empty((batch, columns), sparse.dtype)
 
-        def block(i: int, j: int) -> None:
-            _forward_cpu(self.dense[i:j], self.sparse[i:j], *self.options, out[i:j])
+            def block(i: int, j: int) -> None:
+                _forward_cpu(self.dense[i:j], self.sparse[i:j], *self.options[:2], out[i:j])
 
-        cpu.parallel(block, batch, _SAMPLES)
+            cpu.parallel(block, batch, _SAMPLES)
+        elif columns == output_padding:  # no products, nothing else
+            out = xp.zeros((batch, columns), sparse.dtype)
+        else:
+            out = xp.empty((batch, columns), sparse.dtype)
+            _forward_device(self.dense, self.sparse, self.options, out)
         return out
 
     def backward(self, grad):
-        grad = np.ascontiguousarray(grad)
-        ddense, dsparse = (arrays.empty(a.shape, a.dtype) for a in (self.dense, self.sparse))
+        xp = arrays.namespace("dot_interaction", grad)
+        grad = xp.ascontiguousarray(grad)
+        make = arrays.empty if xp is np else xp.empty
+        ddense, dsparse = (make(a.shape, a.dtype) for a in (self.dense, self.sparse))
+        if xp is np:
 
-        def block(i: int, j: int) -> None:
-            _backward_cpu(
-                grad[i:j], self.dense[i:j], self.sparse[i:j], *self.options,
-                ddense[i:j], dsparse[i:j],
-            )  # fmt: skip
+            def block(i: int, j: int) -> None:
+                _backward_cpu(
+                    grad[i:j], self.dense[i:j], self.sparse[i:j], *self.options[:2],
+                    ddense[i:j], dsparse[i:j],
+                )  # fmt: skip
 
-        cpu.parallel(block, len(grad), _SAMPLES)
+            cpu.parallel(block, len(grad), _SAMPLES)
+        elif self.dense.size or self.sparse.size:
+            _backward_device(grad, self.dense, self.sparse, self.options, ddense, dsparse)
         return ddense, dsparse
 
 
@@ -204,7 +363,8 @@ def dot_interaction(
     Raises
     ------
     ValueError, TypeError
-        Shapes or dtypes that don't agree.
+        Shapes, dtypes or devices that don't agree; on a device other than the CPU also float64, and
+        more than 64 features.
 
     Examples
     --------
@@ -224,6 +384,15 @@ def dot_interaction(
         arrays.namespace(where, raw[0])
         errors.dtype(where, "dense", raw[0], raw[1].dtype)
         errors.axes(where, dense=(raw[0], "B D"), sparse=(raw[1], "B F D"))
+    xp = arrays.namespace(where, *(a for a in raw if a is not None))
+    if xp is not np:
+        errors.dtype(f"{where} on a device", "sparse", raw[1], np.float32)
+        features = raw[1].shape[1] + (raw[0] is not None)
+        if features > _MAX_FEATURES:
+            raise ValueError(
+                f"{where}: on a device there must be at most {_MAX_FEATURES} features, 'dense' "
+                f"among them, got {features}."
+            )
     if raw[1].shape[2] == 0:
         raise ValueError(f"{where}: D must be at least 1, got shape {raw[1].shape}.")
     if output_padding < 0:
