@@ -5,12 +5,14 @@ import re
 import runpy
 import subprocess
 import sys
+import unittest
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trial
 
+from cupyrec import arrays
 from cupyrec.data import movielens
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -42,6 +44,10 @@ def data(bench):
     }
 
 
+# test_bench_kernels.py has these.
+ELSEWHERE = {"kernel_cases.py", "kernel_figures.py"}
+
+
 def test_every_script_is_tried_here():
     names = {path.name for path in SCRIPTS.iterdir() if path.suffix in (".py", ".sh")}
     assert names == set(re.findall(r'"(\w+\.(?:py|sh))"', Path(__file__).read_text()))
@@ -50,7 +56,7 @@ def test_every_script_is_tried_here():
 # Shell
 
 
-@pytest.mark.parametrize("name", ["quickstart.sh", "test.sh", "venv.sh"])
+@pytest.mark.parametrize("name", ["quickstart.sh", "test.sh", "venv.sh", "gpu_check.sh"])
 def test_bash_reads_it(name):
     result = subprocess.run(["bash", "-n", SCRIPTS / name], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
@@ -177,3 +183,156 @@ def test_the_peer_answers(bench, data, tmp_path):
     assert result.returncode == 0, result.stderr
     step, gemms = map(float, result.stdout.split())
     assert 0 < gemms < step < 60
+
+
+# On a GPU
+
+TINY_TRAINING = (
+    "--batch 8 --tables 2 --dense 3 --ids 20 --width 4 --bottom 6 --top 5 --batches 2 --warmup 2"
+    " --steps 3"
+).split()
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_training_at_toy_sizes(device, monkeypatch, capsys):
+    if device == "sim":
+        pytest.importorskip("cupy", reason="CuPy brings NVRTC: pip install cupyrec[sim]")
+    with pytest.raises(SystemExit) as ended:
+        run("gpu_train.py", "--device", device, *TINY_TRAINING, monkeypatch=monkeypatch)
+    said = capsys.readouterr()
+    result = json.loads(said.out.splitlines()[-1])
+    assert ended.value.code == 0
+    assert (result["device"], result["batch"]) == (device, 8)
+    assert 2 <= result["rows"] <= 40
+    for where in ("from_host", "on_device"):
+        speed = 8e3 / result[f"ms_{where}"]
+        assert result[f"samples_per_second_{where}"] == pytest.approx(speed, rel=1e-2)
+    assert re.findall(r"^\w+ +[\d.]+ ms a step", said.err, re.MULTILINE)
+
+
+def test_no_gpu_is_said(monkeypatch, capsys):
+    def none(device):
+        raise RuntimeError("device 'cuda': needs a GPU.")
+
+    monkeypatch.setattr(arrays, "module", none)
+    for name in ("gpu_train.py", "bench_kernels.py"):
+        monkeypatch.syspath_prepend(SCRIPTS)
+        with pytest.raises(SystemExit) as ended:
+            run(name, "--device", "cuda", monkeypatch=monkeypatch)
+        assert ended.value.code == 3
+        assert capsys.readouterr().err.endswith("device 'cuda': needs a GPU.\n")
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Runs gpu_check.sh with a Python that does what its cases say: (pattern, shell) pairs."""
+
+    def call(**parts):
+        cases = "".join(f"*{pattern}*) {shell} ;;\n" for pattern, shell in parts.items())
+        python = tmp_path / "python"
+        python.write_text(f"""#!/bin/bash
+[[ $1 == - ]] && exec {sys.executable} "$@"
+[[ $1 == -c ]] && exit 0
+case "$*" in
+{cases}
+*bare_python.py\\ -c*) echo "Some GPU, CuPy 13" ;;
+esac
+""")
+        python.chmod(0o755)
+        return subprocess.run(
+            ["bash", SCRIPTS / "gpu_check.sh", tmp_path / "said"], capture_output=True, text=True,
+            env={"PATH": "/usr/bin:/bin", "PYTHON": str(python)},
+        )  # fmt: skip
+
+    return call
+
+
+ROW = '{"kernel": "k", "percent_of_copy": 81.0, "check": "ok"}'
+TRAINED = '{"samples_per_second_from_host": 1e6, "samples_per_second_on_device": 2e6, "loss": 0.5}'
+PASSING = dict(
+    pytest="echo '=== 9 passed in 3s ==='",
+    bench_kernels=f"echo '[{ROW}]'",
+    gpu_train=f"echo '{TRAINED}'",
+)
+
+
+def test_gpu_check_ends_with_a_table(check, tmp_path):
+    result = check(**PASSING)
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[:2] for line in result.stdout.strip().splitlines()] == [
+        ["tests", "passed"], ["kernels", "passed"], ["train", "passed"]
+    ]  # fmt: skip
+    assert "9 passed in 3s" in result.stdout
+    assert "1 cases, median 81 % of a copy, wrong: none" in result.stdout
+    assert "1,000,000 samples/s from host, 2,000,000 on device, loss 0.5000" in result.stdout
+    assert "Some GPU" in result.stderr
+    assert (tmp_path / "said" / "kernels.out").read_text() == f"[{ROW}]\n"
+
+
+@pytest.mark.parametrize("part", PASSING)
+def test_a_failed_part_hides_no_other(check, part):
+    result = check(**PASSING | {part: "echo oh no >&2; exit 5"})
+    assert result.returncode == 1
+    verdicts = [line.split()[1] for line in result.stdout.strip().splitlines()]
+    assert sorted(verdicts) == ["failed", "passed", "passed"]
+    assert "no result" in result.stdout
+    assert "oh no" in result.stderr
+
+
+def test_tests_that_were_all_skipped_have_not_passed(check):
+    result = check(**PASSING | {"pytest": "echo '=== 9 skipped in 3s ==='"})
+    assert result.returncode == 1
+    assert re.match(r"\ntests +failed \(1\) .* 9 skipped in 3s\n", result.stdout)
+
+
+def test_gpu_check_without_a_gpu(check):
+    result = check(**{"bare_python.py\\ -c": "echo 'RuntimeError: no driver' >&2; exit 1"})
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr.endswith("found none:\nRuntimeError: no driver\n")
+
+
+def test_gpu_check_takes_under_eight_minutes():
+    text = (SCRIPTS / "gpu_check.sh").read_text()
+    limits = re.findall(r"^part \w+ (\d+) ", text, re.MULTILINE)
+    assert len(limits) == 3
+    assert sum(map(int, limits)) + 10 * len(limits) <= 8 * 60
+
+
+@pytest.fixture
+def bare():
+    """The script that does without packages, for one that nobody has."""
+    script = runpy.run_path(str(SCRIPTS / "bare_python.py"))
+    finder = script["_Finder"](["tqdm_of_nobody", "hypothesis_of_nobody"])
+    script["HARMLESS"].append("hypothesis_of_nobody")
+    sys.meta_path.append(finder)
+    yield script
+    sys.meta_path.remove(finder)
+    for name in [n for n in sys.modules if n.endswith("_of_nobody") or "_of_nobody." in n]:
+        del sys.modules[name]
+
+
+def test_what_is_missing_can_be_imported(bare):
+    names = {}
+    exec("from tqdm_of_nobody.contrib.logging import redirect as f, tqdm as t", names)
+    with pytest.raises(unittest.SkipTest, match=r"contrib.logging.tqdm: tqdm_of_nobody is not"):
+        names["t"](3)
+    exec("from hypothesis_of_nobody import given, strategies as st", names)
+
+    @names["given"](names["st"].integers(0, 3))
+    def tried(): ...
+
+    assert not isinstance(tried, type(run))  # so pytest doesn't take it
+
+
+def test_python_without_the_packages(tmp_path):
+    script = tmp_path / "script"
+    script.write_text("import sys; print(sys.argv)")
+    bare = [sys.executable, SCRIPTS / "bare_python.py"]
+    for arguments, said in [
+        (["-c", "print(5)"], "5\n"),
+        ([script, "a", "-b"], f"{[str(script), 'a', '-b']}\n"),
+        (["-m", "json.tool", "--help"], "usage: "),
+    ]:
+        result = subprocess.run([*bare, *arguments], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith(said)

@@ -1,0 +1,266 @@
+"""What each kernel moves, takes and is bound by: a table on stderr, one JSON line on stdout.
+
+    python scripts/bench_kernels.py --device sim                     # counts; needs no GPU
+    python scripts/bench_kernels.py --device cuda --kernel gather_rows adam_rows
+
+`sim` counts what PTX does at B = 256 and reads ptxas and the launch geometry for an H100. `cuda`
+checks each op against the CPU's, then times it at B = 65,536. docs/kernels.md explains the columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import kernel_figures as figures
+import numpy as np
+from kernel_cases import CASES, FULL_BATCH, Work
+
+from cupyrec import arrays, nvrtc
+from cupyrec.kernel import Kernel
+
+CHECKED = 256  # batch on which a GPU is compared with the CPU
+GROWING = {"B", "N", "U", "n"}  # sizes of a launch that grow with the batch
+SUMMED = [
+    "sectors", "requests", "bank_conflicts", "shared_wavefronts", "bytes_read", "bytes_written",
+    "instructions",
+]  # fmt: skip
+COUNTED = {
+    "kernel": "24", "shape": "22", "bytes_ratio": "6.2f", "sectors_ratio": "7.2f",
+    "sectors_per_request": "7.1f", "bank_conflicts": "6.3f", "registers": "4d", "spills": "3d",
+    "occupancy": "5.2f", "waves": "6.2f", "in_flight_kb": "6.1f", "balance": "5.2f",
+    "instructions": "9d", "bound": "7",
+}  # fmt: skip
+TIMED = {
+    "kernel": "24", "shape": "28", "ms": "8.3f", "gb_per_s": "7.0f", "percent_of_copy": "7.1f",
+    "naive_ms": "8.3f", "registers": "4d", "spills": "3d", "check": "7",
+}  # fmt: skip
+HEADS = {
+    "bytes_ratio": "bytes", "sectors_ratio": "sectors", "sectors_per_request": "/req",
+    "bank_conflicts": "bank", "registers": "reg", "spills": "spill", "occupancy": "occ",
+    "in_flight_kb": "KB", "balance": "bal", "instructions": "instr", "gb_per_s": "GB/s",
+    "percent_of_copy": "% copy", "naive_ms": "naive ms",
+}  # fmt: skip
+
+
+class Launched(NamedTuple):
+    """A launch as the op asked for it."""
+
+    kernel: Kernel
+    macros: dict[str, object]
+    sizes: dict[str, int]
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Launched]]:
+    """Yield the launches of cupyrec's kernels within this context."""
+    made: list[Launched] = []
+    call = Kernel.__call__
+
+    def watch(self: Kernel, *arguments: Any, macros: Any = None, **sizes: int) -> None:
+        call(self, *arguments, macros=macros or {}, **sizes)
+        if min(np.atleast_1d(self.geometry(**sizes).grid)) > 0:
+            made.append(Launched(self, dict(macros or {}), sizes))
+
+    Kernel.__call__ = watch
+    try:
+        yield made
+    finally:
+        Kernel.__call__ = call
+
+
+# Counted
+
+
+def counted(name: str, batch: int, width: int) -> dict[str, Any]:
+    """The figures of one case, from the simulator."""
+    xp = arrays.module("sim")
+    work = CASES[name][0](xp, batch, width)
+    with watched() as launched, xp.schedule(figures.ARCH), xp.record() as seen:
+        work.call()
+    ours = [launch for launch in seen.launches if launch.result]
+    counts = {key: sum(launch.result.counts[key] for launch in ours) for key in SUMMED}
+    main = max(range(len(ours)), key=lambda i: ours[i].result.counts["sectors"])
+    busy = [
+        launch.result.counts for launch in ours
+        if launch.result.counts["instructions"] * 10 >= counts["instructions"]
+    ]  # fmt: skip
+    resources = [nvrtc.ptxas(launch.ptx, figures.ARCH)[launch.name] for launch in ours]
+    full = at_full_batch(launched[main], batch, work.full)
+    lies = figures.residency(
+        resources[main].registers, resources[main].shared + full.shared, full.block,
+        int(np.prod(full.grid)),
+    )  # fmt: skip
+    ptx, classes = ours[main].ptx, ours[main].result.classes
+    in_flight = lies.threads * max(
+        figures.loads_in_flight(ptx, ours[main].name), figures.copies_in_flight(ptx, classes)
+    )
+    row = {
+        "kernel": name,
+        "shape": work.shape,
+        "dtype": work.dtype,
+        "bytes_ratio": (counts["bytes_read"] + counts["bytes_written"]) / work.ideal,
+        "sectors_ratio": 32 * counts["sectors"] / work.ideal,
+        "sectors_per_request": counts["sectors"] / max(1, counts["requests"]),
+        "bank_conflicts": counts["bank_conflicts"] / max(1, counts["shared_wavefronts"]),
+        "registers": resources[main].registers,
+        "spills": max(r.spills for r in resources),
+        "occupancy": lies.occupancy,
+        "waves": lies.waves,
+        "in_flight_kb": in_flight / 1024,
+        "balance": max(c["longest_warp"] / c["mean_warp"] for c in busy),
+        "instructions": counts["instructions"],
+        "bound": figures.bound(counts, in_flight),
+        "launches": len(ours),
+        "other_calls": len(seen.launches) - len(ours),
+    }
+    if work.keys:
+        row["sectors_per_key"] = counts["sectors"] / work.keys
+    return {key: round(x, 4) if isinstance(x, float) else x for key, x in row.items()}
+
+
+def at_full_batch(launched: Launched, batch: int, full: dict[str, int]) -> Any:
+    """The geometry that the same launch has at a batch of 65,536."""
+    grown = {
+        size: full.get(size, n * FULL_BATCH // batch if size in GROWING else n)
+        for size, n in launched.sizes.items()
+    }
+    return launched.kernel.geometry(**grown)
+
+
+# Timed
+
+
+class Timer:
+    """Medians of CUDA events, with a cold L2."""
+
+    COPIED, FLUSHED = 1 << 30, 256 << 20  # bytes; an L2 is smaller
+
+    def __init__(self, xp: ModuleType) -> None:
+        self.xp = xp
+        properties = xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)
+        self.gpu = properties["name"].decode()
+        self.flush = xp.empty(max(self.FLUSHED, 2 * properties["l2CacheSize"]), np.uint8)
+        source, target = (xp.zeros(self.COPIED, np.uint8) for _ in range(2))
+        ms = self.ms(lambda: target.__setitem__(..., source))
+        self.copy = 2 * source.nbytes / ms / 1e6
+
+    def ms(
+        self, call: Callable[[], Any], before: Callable[[], Any] = lambda: None, repeat: int = 11
+    ) -> float:
+        """Median of `repeat` calls; those that wait for the host are timed with it."""
+        start, stop = self.xp.cuda.Event(), self.xp.cuda.Event()
+        for _ in range(3):
+            before()
+            call()
+        times = []
+        for i in range(repeat):
+            before()
+            for _ in range(4):  # long enough for the host to queue the call behind it
+                self.flush.fill(i)
+            start.record()
+            call()
+            stop.record()
+            stop.synchronize()
+            times.append(self.xp.cuda.get_elapsed_time(start, stop))
+        return statistics.median(times)
+
+
+def agrees(name: str, xp: ModuleType, batch: int, width: int) -> str:
+    """Whether the op gives what the CPU's gives, on a small batch: "ok", or the largest error."""
+    results = [CASES[name][0](where, batch, width).call() for where in (np, xp)]  # of one seed
+    worst = 0.0
+    for expected, got in zip(*results, strict=True):
+        expected, got = arrays.to_host(expected), arrays.to_host(got)
+        if expected.dtype.kind in "iu":
+            worst = max(worst, float((expected != got).any()))
+        elif expected.size:
+            scale = max(1.0, float(np.abs(expected).max()))
+            worst = max(worst, float(np.abs(np.float64(got) - expected).max()) / scale)
+    return "ok" if worst < 1e-5 else f"{worst:.1e}"
+
+
+def timed(timer: Timer, name: str, batch: int, width: int) -> dict[str, Any]:
+    """The figures of one case, from the GPU."""
+    xp = timer.xp
+    check = agrees(name, xp, CHECKED, width)
+    work: Work = CASES[name][0](xp, batch, width)
+    with watched() as launched:
+        work.call()
+    functions = [one.kernel._function(one.macros, one.kernel.geometry(**one.sizes).shared)
+                 for one in launched]  # fmt: skip
+    ms = timer.ms(work.call, work.before)
+    speed = work.ideal / ms / 1e6
+    return {
+        "kernel": name,
+        "shape": work.shape,
+        "dtype": work.dtype,
+        "ms": ms,
+        "gb_per_s": speed,
+        "percent_of_copy": 100 * speed / timer.copy,
+        "naive_ms": timer.ms(work.naive, repeat=5) if work.naive else None,
+        "registers": max(function.num_regs for function in functions),
+        "spills": max(function.local_size_bytes for function in functions),
+        "check": check,
+    }
+
+
+# Output
+
+
+def line(columns: dict[str, str], row: dict[str, Any] | None = None) -> str:
+    """A line of the table, its head without `row`."""
+    cells = []
+    for key, form in columns.items():
+        wide = int("".join(c for c in form.split(".")[0] if c.isdigit()))
+        value = HEADS.get(key, key) if row is None else row[key]
+        text = "-" if value is None else str(value) if isinstance(value, str) else f"{value:{form}}"
+        cells.append(text.ljust(wide) if form.isdigit() else text.rjust(wide))
+    return " ".join(cells).rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", choices=["sim", "cuda"])
+    parser.add_argument("--kernel", nargs="*", choices=sorted(CASES), metavar="NAME",
+                        help=", ".join(CASES))  # fmt: skip
+    parser.add_argument("--batch", type=int, help="256 on sim, 65536 on cuda")
+    options = parser.parse_args()
+    logging.basicConfig(format="%(message)s")
+    timer = None
+    if options.device != "sim":
+        try:
+            timer = Timer(arrays.module("cuda"))
+        except RuntimeError as error:
+            if options.device:
+                parser.exit(3, f"{error}\n")
+    columns, started = TIMED if timer else COUNTED, time.perf_counter()
+    what = f"{timer.gpu}: a copy moves {timer.copy:.0f} GB/s" if timer else "counts of sm_90's PTX"
+    print(what, file=sys.stderr)
+    print(line(columns), file=sys.stderr)
+    rows, wrong = [], False
+    for name in options.kernel or CASES:
+        for width in CASES[name][1]:
+            if timer:
+                row = timed(timer, name, options.batch or FULL_BATCH, width)
+                timer.xp.get_default_memory_pool().free_all_blocks()
+                wrong |= row["check"] != "ok"
+            else:
+                row = counted(name, options.batch or 256, width)
+            rows.append(row)
+            print(line(columns, row), file=sys.stderr, flush=True)
+    print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
+    print(json.dumps(rows))
+    sys.exit(wrong)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Proves and times cupyrec on a GPU in under 8 minutes: gpu tests, kernels, DLRM training.
+#
+#     scripts/gpu_check.sh [FOLDER]     # what each part says goes there; runs/gpu_check by default
+#
+# Needs no network and no installation: Python 3.11 or newer with CuPy, NumPy, Numba, ml_dtypes,
+# mpi4py and pytest (PYTHON=... chooses it). Ends with one line a part; the exit status is 0 if all
+# parts passed, 1 if one failed or took too long, 3 without a GPU.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=${PYTHON:-python3}
+folder=${1:-runs/gpu_check}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "gpu_check: Python must be 3.11 or newer, got $("$python" --version 2>&1)." >&2
+    exit 3
+fi
+mkdir -p "$folder" || exit 1
+probe='
+from cupyrec import arrays
+xp = arrays.module("cuda")
+gpu = xp.cuda.runtime.getDeviceProperties(0)["name"].decode()
+print(f"{gpu}, CuPy {xp.__version__}, CUDA {xp.cuda.runtime.runtimeGetVersion()}")
+'
+if ! found=$("$python" scripts/bare_python.py -c "$probe" 2>"$folder/probe.log"); then
+    echo "gpu_check: there must be an NVIDIA GPU that CuPy can use, found none:" >&2
+    tail -n 1 "$folder/probe.log" >&2
+    exit 3
+fi
+echo "$found" >&2
+
+table=""
+failed=0
+
+part() { # NAME SECONDS ARGUMENTS...: one part, within its time; the next comes whatever happens
+    local name=$1 limit=$2 start=$SECONDS status verdict
+    shift 2
+    echo "== $name" >&2
+    timeout --kill-after=10 "$limit" "$python" scripts/bare_python.py "$@" \
+        >"$folder/$name.out" 2> >(tee "$folder/$name.log" >&2)
+    status=$?
+    if [[ $name == tests && $status == 0 ]] && ! grep -q '[0-9] passed' "$folder/$name.out"; then
+        status=1 # all were skipped
+    fi
+    case $status in
+        0) verdict=passed ;;
+        124 | 137) verdict="over $limit s" ;;
+        *) verdict="failed ($status)" ;;
+    esac
+    ((status == 0)) || failed=1
+    table+=$(printf '%-8s %-12s %4d s  %s' "$name" "$verdict" $((SECONDS - start)) \
+        "$(headline "$name")")$'\n'
+}
+
+headline() { # NAME: what the last line of a part's output comes to
+    "$python" - "$1" "$folder/$1.out" <<'PYTHON' 2>/dev/null || echo "no result"
+import json, statistics, sys
+last = open(sys.argv[2]).read().strip().splitlines()[-1]
+if sys.argv[1] == "tests":
+    print(last.strip("= "))
+elif sys.argv[1] == "kernels":
+    rows = json.loads(last)
+    copy = [row["percent_of_copy"] for row in rows]
+    wrong = [row["kernel"] for row in rows if row["check"] != "ok"]
+    print(f"{len(rows)} cases, median {statistics.median(copy):.0f} % of a copy, wrong: "
+          + (" ".join(wrong) or "none"))
+else:
+    row = json.loads(last)
+    print(f"{row['samples_per_second_from_host']:,.0f} samples/s from host, "
+          f"{row['samples_per_second_on_device']:,.0f} on device, loss {row['loss']:.4f}")
+PYTHON
+}
+
+mapfile -t tests < <(grep -lwE 'xp|gpu' tests/test_*.py)
+part tests 190 -m pytest -q -m gpu -p no:cacheprovider "${tests[@]}"
+part kernels 150 scripts/bench_kernels.py --device cuda
+part train 100 scripts/gpu_train.py
+
+printf '\n%s' "$table"
+exit "$failed"

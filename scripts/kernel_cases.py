@@ -1,0 +1,426 @@
+"""What bench_kernels.py measures: for each kernel one function that makes inputs and counts bytes.
+
+A case gets an array module, a batch B and a width D, and returns a `Work`. Ideal bytes: each byte
+of input that is needed, once, plus each byte of output, once. Growth: a new kernel is a function
+here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cupyrec.autograd import Tensor
+from cupyrec.ops import (
+    adagrad,
+    adam,
+    bce_with_logits,
+    clip_scale,
+    dot_interaction,
+    embedding_rows,
+    hash_table,
+    initial_vectors,
+    int8_codec,
+    relu_dropout,
+    segment_sum,
+    sgd,
+    sum_squares,
+    unique_keys,
+)
+
+TABLES, FEATURES = 26, 27
+IDS, ZIPF = 100_000, 1.2  # of a table
+PARAMETERS = 2_369_921  # of DLRM's MLPs, 512-256-128 and 1024-1024-512-256-1
+FULL_BATCH = 65_536
+CHUNK = 12  # rows lie in chunks of 2^12
+
+CASES: dict[str, tuple[Callable[..., Work], tuple[int, ...]]] = {}
+
+
+@dataclasses.dataclass
+class Work:
+    """One call of an op, and what it has to move.
+
+    Attributes
+    ----------
+    call : callable
+        Runs the op; returns the arrays that it made or changed.
+    ideal : int
+        Bytes.
+    shape : str
+    full : dict
+        Sizes of the launch at a batch of 65,536 that do not grow with the batch.
+    keys : int
+        Keys looked up, where sectors a key are of interest.
+    before : callable, optional
+        Undoes a call, so that the next one has the same to do.
+    naive : callable, optional
+        The same by CuPy's own functions.
+    dtype : str
+    """
+
+    call: Callable[[], tuple]
+    ideal: int
+    shape: str
+    full: dict[str, int] = dataclasses.field(default_factory=dict)
+    keys: int = 0
+    naive: Callable[[], Any] | None = None
+    before: Callable[[], Any] = lambda: None
+    dtype: str = "float32"
+
+
+def case(name: str, *widths: int) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
+    """Enter a function among the cases, at these widths D; 0 where it has none."""
+
+    def enter(make: Callable[..., Work]) -> Callable[..., Work]:
+        CASES[name] = make, widths or (0,)
+        return make
+
+    return enter
+
+
+# Inputs
+
+
+@functools.cache
+def _normals() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((1 << 20) + 7, np.float32)
+
+
+def floats(xp: ModuleType, *shape: int) -> Any:
+    """Normal values, which repeat in large arrays: drawing them would take longer than the rest."""
+    return xp.asarray(np.resize(_normals(), shape))
+
+
+@functools.cache
+def zipf_keys(batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys of a batch: the k-th most frequent id of a table occurs in proportion to k^-1.2."""
+    rng = np.random.default_rng(1)
+    cumulative = np.cumsum(np.arange(1, IDS + 1) ** -ZIPF)
+    ranks = np.searchsorted(cumulative, rng.random((batch, TABLES)) * cumulative[-1])
+    ids = (ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+    tables = np.broadcast_to(np.arange(TABLES, dtype=np.uint32), ids.shape)
+    return np.ascontiguousarray(tables).reshape(-1), ids.reshape(-1)
+
+
+@functools.cache
+def _keys(batch: int) -> unique_keys.UniqueKeys:
+    return unique_keys.unique_keys(*zipf_keys(batch))
+
+
+class Rows:
+    """Twice `count` rows, half of them, in no order, in the batch."""
+
+    def __init__(self, xp: ModuleType, count: int, width: int, parts: int) -> None:
+        self.stride = -(-width * parts // 4) * 4
+        shape = 1 << CHUNK, self.stride
+        self.chunks = [abs(floats(xp, *shape)) for _ in range(-(-2 * count >> CHUNK))]
+        addresses = [address(chunk) for chunk in self.chunks]
+        chunks = xp.asarray(np.array(addresses, np.uint64))
+        self.memory = embedding_rows.RowMemory(chunks, CHUNK, self.stride)
+        rows = np.random.default_rng(2).permutation(2 * count)[:count]
+        self.rows = xp.asarray(rows.astype(np.int64))
+        self.addresses = chunks.nbytes
+
+
+def address(array: Any) -> int:
+    if isinstance(array, np.ndarray):
+        return array.ctypes.data
+    return array.__cuda_array_interface__["data"][0]
+
+
+# Optimizers
+
+
+def _dense(xp: ModuleType, batch: int, states: int, update: Callable[..., None]) -> Work:
+    n = PARAMETERS if batch >= FULL_BATCH else 1024 * batch
+    g, *values = (floats(xp, n) for _ in range(states + 2))
+    values[1:] = [abs(value) for value in values[1:]]
+
+    def call() -> tuple:
+        update(*values, g)
+        return tuple(values)
+
+    full = {"N": PARAMETERS}
+    return Work(call, 4 * n * (2 * len(values) + 1), f"N={n}", full)
+
+
+def _rows(xp: ModuleType, batch: int, width: int, states: int, update: Callable[..., None]) -> Work:
+    u = batch * FEATURES // 4
+    held = Rows(xp, u, width, states + 1)
+    g = floats(xp, u, width)
+
+    def call() -> tuple:
+        update(held.memory, held.rows, g)
+        return tuple(held.chunks)
+
+    ideal = u * (8 + 4 * width + 8 * width * (states + 1)) + held.addresses
+    return Work(call, ideal, f"U={u} D={width}")
+
+
+ADAGRAD = dict(lr=0.01, eps=1e-8)
+ADAM = dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, t=2)
+
+
+@case("sgd_dense")
+def _sgd_dense(xp: ModuleType, batch: int, width: int) -> Work:
+    return _dense(xp, batch, 0, functools.partial(sgd.sgd_dense, lr=0.01))
+
+
+@case("sgd_rows", 128, 16)
+def _sgd_rows(xp: ModuleType, batch: int, width: int) -> Work:
+    return _rows(xp, batch, width, 0, functools.partial(sgd.sgd_rows, lr=0.01))
+
+
+@case("adagrad_dense")
+def _adagrad_dense(xp: ModuleType, batch: int, width: int) -> Work:
+    return _dense(xp, batch, 1, functools.partial(adagrad.adagrad_dense, **ADAGRAD))
+
+
+@case("adagrad_rows", 128, 16)
+def _adagrad_rows(xp: ModuleType, batch: int, width: int) -> Work:
+    return _rows(xp, batch, width, 1, functools.partial(adagrad.adagrad_rows, **ADAGRAD))
+
+
+@case("adam_dense")
+def _adam_dense(xp: ModuleType, batch: int, width: int) -> Work:
+    return _dense(xp, batch, 2, functools.partial(adam.adam_dense, **ADAM))
+
+
+@case("adam_rows", 128, 16)
+def _adam_rows(xp: ModuleType, batch: int, width: int) -> Work:
+    return _rows(xp, batch, width, 2, functools.partial(adam.adam_rows, **ADAM))
+
+
+# Embedding
+
+
+@case("gather_rows", 128, 16)
+def _gather_rows(xp: ModuleType, batch: int, width: int) -> Work:
+    keys = _keys(batch)
+    u, n = len(keys.ids), len(keys.inverse)
+    held = Rows(xp, u, width, 2)
+    inverse, unseen = xp.asarray(keys.inverse), xp.empty((0, width), np.float32)
+    out = xp.empty((n, width), np.float32)
+
+    def call() -> tuple:
+        embedding_rows.gather_rows(held.memory, held.rows, inverse, unseen, out)
+        return (out,)
+
+    flat = floats(xp, u, width)
+    ideal = 8 * n + u * (8 + 4 * width) + 4 * n * width + held.addresses
+    return Work(call, ideal, f"N={n} U={u} D={width}", naive=lambda: xp.take(flat, inverse, axis=0))
+
+
+@case("write_rows", 128, 16)
+def _write_rows(xp: ModuleType, batch: int, width: int) -> Work:
+    u = batch * FEATURES // 4
+    held, values = Rows(xp, u, width, 2), floats(xp, u, width)
+
+    def call() -> tuple:
+        embedding_rows.write_rows(held.memory, 5, values)
+        return tuple(held.chunks)
+
+    ideal = 4 * u * (width + held.stride) + held.addresses
+    return Work(call, ideal, f"N={u} D={width}", {"stride": held.stride})
+
+
+@case("initial_vectors", 128, 16)
+def _uniform_vectors(xp: ModuleType, batch: int, width: int) -> Work:
+    keys = _keys(batch)
+    tables, ids = xp.asarray(keys.tables), xp.asarray(keys.ids)
+
+    def call() -> tuple:
+        return (initial_vectors.uniform_vectors(tables, ids, width, 7, -0.05, 0.05),)
+
+    return Work(call, len(ids) * (12 + 4 * width), f"N={len(ids)} D={width}")
+
+
+@case("segment_sum", 128, 16)
+def _segment_sums(xp: ModuleType, batch: int, width: int) -> Work:
+    keys = _keys(batch)
+    u, n = len(keys.ids), len(keys.inverse)
+    x = floats(xp, n, width)
+    offsets, positions = xp.asarray(keys.offsets), xp.asarray(keys.positions)
+    inverse = xp.asarray(keys.inverse)
+
+    def naive() -> None:
+        xp.add.at(xp.zeros((u, width), np.float32), inverse, x)
+
+    ideal = n * (4 * width + 8) + 8 * (u + 1) + 4 * u * width
+    return Work(
+        lambda: (segment_sum.segment_sum(x, offsets, positions),),
+        ideal, f"N={n} U={u} D={width}", naive=naive,
+    )  # fmt: skip
+
+
+@case("int8_encode", 128, 16)
+def _int8_encode(xp: ModuleType, batch: int, width: int) -> Work:
+    n = batch * FEATURES
+    x = floats(xp, n, width)
+    return Work(lambda: int8_codec.int8_encode(x), n * (5 * width + 4), f"N={n} D={width}")
+
+
+@case("int8_decode", 128, 16)
+def _int8_decode(xp: ModuleType, batch: int, width: int) -> Work:
+    n = batch * FEATURES
+    codes, scales = int8_codec.int8_encode(floats(xp, n, width))
+    return Work(
+        lambda: (int8_codec.int8_decode(codes, scales),), n * (5 * width + 4), f"N={n} D={width}"
+    )
+
+
+@case("unique_keys")
+def _unique(xp: ModuleType, batch: int, width: int) -> Work:
+    tables, ids = map(xp.asarray, zipf_keys(batch))
+    u, n = len(_keys(batch).ids), len(ids)
+    ideal = 12 * n + 12 * u + 16 * n + 8 * (u + 1)
+    return Work(
+        lambda: tuple(unique_keys.unique_keys(tables, ids)),
+        ideal, f"N={n} U={u}", keys=n, dtype="int64",
+        naive=lambda: xp.unique(ids, return_inverse=True, return_index=True),
+    )  # fmt: skip
+
+
+class _Table:
+    """A hash table with half of its slots taken, and a sixteenth as many keys to look up."""
+
+    def __init__(self, xp: ModuleType, batch: int, new: int) -> None:
+        count = len(_keys(batch).ids)
+        size = max(1 << 13, 1 << (16 * count - 1).bit_length())
+        rng = np.random.default_rng(3)
+        ids = rng.integers(-(2**63), 2**63 - 1, size)
+        tables = rng.integers(0, TABLES, size).astype(np.uint32)
+        self.length = size // 2
+        self.table = hash_table.HashTable(xp)
+        for i, j in [(0, size // 4), (size // 4, size // 2)]:  # it grows with the first, to `size`
+            self.table.insert(xp.asarray(tables[i:j]), xp.asarray(ids[i:j]))
+        known = rng.permutation(size // 2)[: count - count * new // 4]
+        asked = rng.permutation(np.concatenate([known, np.arange(count * new // 4) + size // 2]))
+        self.tables, self.ids = xp.asarray(tables[asked]), xp.asarray(ids[asked])
+
+
+@case("hash_find")
+def _hash_find(xp: ModuleType, batch: int, width: int) -> Work:
+    it = _Table(xp, batch, new=0)
+    n = len(it.ids)
+    return Work(
+        lambda: (it.table.find(it.tables, it.ids),),
+        n * (12 + 8 + 12 + 8), f"N={n} load=.5", keys=n, dtype="int64",
+    )  # fmt: skip
+
+
+@case("hash_find_or_insert")
+def _hash_find_or_insert(xp: ModuleType, batch: int, width: int) -> Work:
+    """A quarter of the keys is new."""
+    it = _Table(xp, batch, new=1)
+    n = len(it.ids)
+    return Work(
+        lambda: (it.table.find_or_insert(it.tables, it.ids),),
+        n * (12 + 8 + 12 + 8) + n // 4 * 8, f"N={n} load=.5", keys=n, dtype="int64",
+        before=lambda: it.table.truncate(it.length),
+    )  # fmt: skip
+
+
+# Dense ops
+
+
+@case("dot_interaction_forward", 128, 16)
+def _dot_interaction_forward(xp: ModuleType, batch: int, width: int) -> Work:
+    dense, sparse = floats(xp, batch, width), floats(xp, batch, TABLES, width)
+    columns = width + FEATURES * (FEATURES - 1) // 2 + 1
+
+    def call() -> tuple:
+        return (dot_interaction.dot_interaction(dense, sparse, output_padding=1),)
+
+    def naive() -> Any:
+        x = xp.concatenate([dense[:, None], sparse], axis=1)
+        rows, others = xp.tril_indices(FEATURES, -1)
+        products = xp.matmul(x, x.transpose(0, 2, 1))[:, rows, others]
+        return xp.concatenate([dense, products], axis=1)
+
+    ideal = 4 * batch * (FEATURES * width + columns)
+    return Work(call, ideal, f"B={batch} F={FEATURES} D={width}", naive=naive)
+
+
+@case("dot_interaction_backward", 128, 16)
+def _dot_interaction_backward(xp: ModuleType, batch: int, width: int) -> Work:
+    inputs = [floats(xp, batch, width), floats(xp, batch, TABLES, width)]
+    tensors = [Tensor(x, requires_grad=True) for x in inputs]
+    node = dot_interaction.dot_interaction(*tensors, output_padding=1)._node
+    columns = width + FEATURES * (FEATURES - 1) // 2 + 1
+    grad = floats(xp, batch, columns)
+    ideal = 4 * batch * (2 * FEATURES * width + columns - 1)  # nobody needs the padding's
+    # The node, for the tape would copy what it gives.
+    shape = f"B={batch} F={FEATURES} D={width}"
+    return Work(lambda: tuple(node.backward(grad)), ideal, shape)
+
+
+DROPOUT = relu_dropout.Dropout(0.5, seed=1, step=2, layer=3)
+COLUMNS = 1024
+
+
+@case("relu_dropout_forward")
+def _relu_dropout_forward(xp: ModuleType, batch: int, width: int) -> Work:
+    x, bias = floats(xp, batch, COLUMNS), floats(xp, COLUMNS)
+    ideal = batch * COLUMNS * 8 + 4 * COLUMNS + batch * COLUMNS // 8
+    return Work(
+        lambda: relu_dropout.relu_dropout(x, bias, DROPOUT),
+        ideal, f"B={batch} N={COLUMNS}", {"N": COLUMNS},
+        naive=lambda: xp.maximum(x + bias, 0),
+    )  # fmt: skip
+
+
+@case("relu_dropout_backward")
+def _relu_dropout_backward(xp: ModuleType, batch: int, width: int) -> Work:
+    x, bias = floats(xp, batch, COLUMNS), floats(xp, COLUMNS)
+    _, mask = relu_dropout.relu_dropout(x, bias, DROPOUT)
+    ideal = batch * COLUMNS * 8 + batch * COLUMNS // 8
+    return Work(
+        lambda: (relu_dropout.relu_dropout_backward(x, mask, DROPOUT),),
+        ideal, f"B={batch} N={COLUMNS}", {"N": COLUMNS},
+    )  # fmt: skip
+
+
+def _logits(xp: ModuleType, batch: int) -> tuple[Any, Any, str]:
+    n = FULL_BATCH if batch > 16 else 1024 * batch  # one number a sample: few would be nothing
+    z = floats(xp, n, 1)
+    return z, xp.asarray((np.resize(_normals(), (n, 1)) > 0.7).astype(np.float32)), f"B={n}"
+
+
+@case("bce_forward")
+def _bce_forward(xp: ModuleType, batch: int, width: int) -> Work:
+    z, y, shape = _logits(xp, batch)
+    return Work(
+        lambda: (bce_with_logits.bce_with_logits(z, y),), 8 * z.size + 4, shape, {"B": FULL_BATCH},
+        naive=lambda: (xp.maximum(z, 0) - z * y + xp.log1p(xp.exp(-abs(z)))).mean(),
+    )  # fmt: skip
+
+
+@case("bce_backward")
+def _bce_backward(xp: ModuleType, batch: int, width: int) -> Work:
+    z, y, shape = _logits(xp, batch)
+    node = bce_with_logits.bce_with_logits(Tensor(z, requires_grad=True), y)._node
+    grad = xp.ones((), np.float32)
+    return Work(lambda: (node.backward(grad)[0],), 12 * z.size + 4, shape, {"B": FULL_BATCH})
+
+
+@case("sum_squares")
+def _squares(xp: ModuleType, batch: int, width: int) -> Work:
+    x = floats(xp, PARAMETERS if batch >= FULL_BATCH else 1024 * batch)
+    return Work(
+        lambda: (sum_squares.sum_squares(x),), 4 * x.size + 8, f"N={x.size}", {"N": PARAMETERS},
+        naive=lambda: (x * x).sum(),
+    )  # fmt: skip
+
+
+@case("clip_scale")
+def _clip(xp: ModuleType, batch: int, width: int) -> Work:
+    parts = [1.0, 1.0] if xp is np else [xp.ones(1, np.float64), xp.ones(1, np.float64)]
+    loss = xp.ones((), np.float32)
+    return Work(lambda: (clip_scale.clip_scale(parts, 1.0, loss),), 24, "K=2")
