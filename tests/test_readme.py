@@ -18,7 +18,7 @@ def blocks(language: str) -> list[str]:
 
 def test_readme(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (shell,) = (block for block in blocks("sh") if "cupyrec" in block and "train" in block)
+    (shell,) = (block for block in blocks("sh") if "cupyrec data" in block)
     lines = shell.replace("200000", "3000").replace("20000", "700").splitlines()
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line[:8] == "cupyrec "]
     assert [command[0] for command in commands] == [*["data"] * 3, "train", "evaluate", "predict"]
@@ -29,7 +29,8 @@ def test_readme(tmp_path, monkeypatch, capsys):
 
     names: dict = {}
     for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), names)  # ours, not the user's
+        if "sim" not in block:
+            exec(compile(block, "README.md", "exec"), names)  # ours, not the user's
     assert names["clicks"].shape == (700,)
     assert "'auc': 0." in capsys.readouterr().out
     again = names["DLRM"]()
@@ -39,3 +40,17 @@ def test_readme(tmp_path, monkeypatch, capsys):
         names["model"].eval()(batch.dense, batch.ids).numpy(),
         again.eval()(batch.dense, batch.ids).numpy(),
     )
+
+
+def test_what_readme_shows_of_the_devices(sim, capsys):
+    (line,) = (line for line in PAGE.splitlines() if "--device cuda" in line)
+    options = cli._parser().parse_args(shlex.split(line, comments=True)[1:])
+    assert (options.command, options.device) == ("train", "cuda")
+    step, own = (block for block in blocks("python") if "sim" in block)
+    names: dict = {}
+    for block in (step, own):
+        exec(compile(block, "README.md", "exec"), names)
+    told = capsys.readouterr().out
+    assert names["seen"].syncs == 2
+    assert "'dot_interaction_forward'" in told
+    assert re.search(r"# (out of bounds at .*)$", own, re.MULTILINE)[1] in told
