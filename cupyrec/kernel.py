@@ -6,6 +6,7 @@ were contiguous, a grid of 0 blocks be launched as one. What is wrong is an erro
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -231,6 +232,8 @@ class Kernel:
                     f"got '{where}'."
                 )
             device, first = where, first or parameter.name
+            if where == "cuda":
+                self._check_gpu(parameter.name, argument)
             if argument.dtype != dtype:
                 raise TypeError(
                     f"{self.name}: '{parameter.name}' must be {dtype}, got {argument.dtype}."
@@ -245,11 +248,21 @@ class Kernel:
             raise ValueError(f"{self.name}: there must be an array among the arguments, got none.")
         return device, tuple(values)
 
+    def _check_gpu(self, name: str, argument: Any) -> None:
+        current = sys.modules["cupy"].cuda.Device().id
+        if argument.device.id != current:
+            raise ValueError(
+                f"{self.name}: '{name}' must be on GPU {current}, the current one, "
+                f"got GPU {argument.device.id}."
+            )
+
     def _scalar(self, name: str, value: Any, dtype: np.dtype) -> np.generic:
         """The value as the type that the kernel takes, and no other."""
         whole = isinstance(value, (int, np.integer, np.bool_))
         if not whole and not (dtype.kind == "f" and isinstance(value, (float, np.floating))):
             raise TypeError(f"{self.name}: '{name}' must be {dtype}, got {value!r}.")
+        if dtype.kind == "f" and math.isfinite(value) and abs(float(value)) > float(np.finfo(dtype).max):
+            raise ValueError(f"{self.name}: '{name}' must be in {dtype}'s range, got {value}.")
         if dtype.kind in "iu":
             low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
             if not low <= value <= high:

@@ -85,6 +85,7 @@ def test_a_fault_is_an_error(own):
         (dict(x=sim.empty(6, f32)[::2]), ValueError,
          "f: 'x' must be C-contiguous, got shape (3,) with strides (8,)."),
         (dict(a="1"), TypeError, "f: 'a' must be float32, got '1'."),
+        (dict(a=1e39), ValueError, "f: 'a' must be in float32's range, got 1e+39."),
         (dict(n=3.0), TypeError, "f: 'n' must be int64, got 3.0."),
         (dict(n=2**63, N=1), ValueError,
          f"f: 'n' must lie in [{-(2**63)}, {2**63 - 1}] as int64, got {2**63}."),
@@ -111,6 +112,7 @@ class FakeArray:
 
     dtype, shape, strides = np.dtype(f32), (3,), (4,)
     flags = types.SimpleNamespace(c_contiguous=True)
+    device = types.SimpleNamespace(id=0)
 
 
 @pytest.fixture
@@ -161,6 +163,14 @@ def test_more_shared_memory_is_asked_for(own, fake_cupy):
         function, call = fake_cupy[-2:]
         assert call[1] == (3, 1) and call[4] == shared
         assert getattr(function, "max_dynamic_shared_size_bytes", None) == most
+
+
+def test_the_gpu_must_be_the_current_one(own, fake_cupy):
+    other = FakeArray()
+    other.device = types.SimpleNamespace(id=1)
+    text = "f: 'y' must be on GPU 0, the current one, got GPU 1."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        launch(own, FakeArray(), other, n=3)
 
 
 def test_devices_must_agree(own, fake_cupy):

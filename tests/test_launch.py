@@ -56,3 +56,48 @@ def test_warnings_of_the_compiler_are_logged(caplog, tmp_path, monkeypatch):
     with caplog.at_level(logging.WARNING, "cupyrec"):
         sim.run('extern "C" __global__ void f() { int unused; }', "f", 1, 1, (), file="w.cu")
     assert "w.cu(1): warning" in caplog.text
+
+
+LIMITED = """
+extern "C" __global__ void __launch_bounds__(64) bounded(int* x) { x[threadIdx.x] = 1; }
+extern "C" __global__ void shares(int* x) {
+    extern __shared__ int room[];
+    __shared__ int own[256];
+    room[threadIdx.x] = own[threadIdx.x] = x[threadIdx.x];
+    x[threadIdx.x] = room[threadIdx.x] + own[threadIdx.x];
+}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "block", "more", "text"),
+    [
+        ("bounded", 1, 65, {},
+         "sim.run: bounded: a block must have at most 64 threads, 64 along z, got (65, 1, 1)."),
+        ("shares", 1, 1025, {},
+         "sim.run: shares: a block must have at most 1024 threads, 64 along z, got (1025, 1, 1)."),
+        ("shares", 1, (1, 1, 65), {},
+         "sim.run: shares: a block must have at most 1024 threads, 64 along z, got (1, 1, 65)."),
+        ("shares", (1, 65536), 1, {},
+         "sim.run: shares: a grid must have less than 2**31 blocks along x, 2**16 along y and z, "
+         "got (1, 65536, 1)."),
+        ("shares", 1, 32, dict(shared=(162 << 10) + 4, arch=80),
+         "sim.run: shares: a block must have at most 166912 bytes of shared memory on sm_80, "
+         "got 166916."),
+        ("shares", 1, 32, dict(shared=228 << 10, arch=90),
+         "sim.run: shares: a block must have at most 232448 bytes of shared memory on sm_90, "
+         "got 234496."),
+    ],
+)  # fmt: skip
+def test_what_a_gpu_would_not_launch_is_refused(name, grid, block, more, text):
+    pytest.importorskip("cupy", reason=NEEDED)
+    x = np.zeros(2048, np.int32)
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        sim.run(LIMITED, name, grid, block, (x,), **more)
+
+
+def test_what_a_gpu_just_launches_runs():
+    pytest.importorskip("cupy", reason=NEEDED)
+    x = np.ones(1024, np.int32)
+    assert sim.run(LIMITED, "bounded", (1, 65535), 1, (x,)).faults  # all blocks write one word
+    assert sim.run(LIMITED, "shares", 1, 256, (x,), shared=162 << 10).faults == []
+    assert x[:256].tolist() == [2] * 256

@@ -23,6 +23,9 @@ from cupyrec.ops.sum_squares import sum_squares
 __all__ = ["SGD", "Adagrad", "Adam", "Optimizer"]
 
 
+_ALIGNED = 64  # floats, 256 bytes: what cublasLt's fastest algorithms ask for
+
+
 class Optimizer(ABC):
     """Base of the optimizers.
 
@@ -94,9 +97,9 @@ class Optimizer(ABC):
 
     def _flatten(self) -> None:
         xp = self._xp
-        self._borders = np.cumsum([0, *(p.size for p in self.parameters)]).tolist()
-        size = self._borders[-1]
-        self._data, self._grad = xp.empty(size, np.float32), xp.zeros(size, np.float32)
+        room = [-(-p.size // _ALIGNED) * _ALIGNED for p in self.parameters]
+        *self._starts, size = np.cumsum([0, *room]).tolist()
+        self._data, self._grad = xp.zeros(size, np.float32), xp.zeros(size, np.float32)
         self._state = {name: xp.full(size, self.initial, np.float32) for name in self.state}
         for p, data, grad in zip(
             self.parameters, self._views(self._data), self._views(self._grad), strict=True
@@ -105,12 +108,12 @@ class Optimizer(ABC):
             p.data, p.grad_buffer, p.grad = data, grad, None
 
     def _views(self, flat: Any) -> list[Any]:
-        cuts = zip(self._borders[:-1], self._borders[1:], self.parameters, strict=True)
-        return [flat[i:j].reshape(p.shape) for i, j, p in cuts]
+        parameters = zip(self._starts, self.parameters, strict=True)
+        return [flat[i : i + p.size].reshape(p.shape) for i, p in parameters]
 
     def _taken(self) -> list[Any]:
         """What a later optimizer, or a move to another device, has taken away."""
-        starts = zip(self._borders[:-1], self.parameters, strict=True)
+        starts = zip(self._starts, self.parameters, strict=True)
         first = _address(self._data)
         # Addresses, since neither identity nor `base` says what a copy of a model shares.
         taken = [p.shape for i, p in starts if p.size and _address(p.data) != first + 4 * i]

@@ -134,6 +134,7 @@ def run(
                 )
             params = params.ljust(-(-len(params) // param.align) * param.align, b"\0") + raw
         machine = Machine(module, name, _three(grid), _three(block), params, heap, shared, seed)
+        _check_limits(machine, _three(grid), _three(block))
         machine.run()
         result = _result(machine)
         for value, made in buffers:
@@ -161,6 +162,34 @@ def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
     if not 1 <= len(x) <= 3 or min(x) < 1:
         raise ValueError(f"sim.run: 'grid' and 'block' must be 1 to 3 sizes above 0, got {size}.")
     return (*map(int, x), 1, 1)[:3]
+
+
+_SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 120: 99}  # KB a block may have; 227 from 90 on
+
+
+def _check_limits(machine: Machine, grid: tuple[int, ...], block: tuple[int, ...]) -> None:
+    """Refuse what a GPU refuses to launch."""
+    kernel, arch = machine.kernel, machine.module.arch
+    where, threads = f"sim.run: {kernel.name}", math.prod(block)
+    most = min(1024, math.prod(kernel.limits.get("maxntid", (1024,))))
+    if threads > most or block[2] > 64:
+        raise ValueError(
+            f"{where}: a block must have at most {most} threads, 64 along z, got {block}."
+        )
+    exact = math.prod(kernel.limits.get("reqntid", (threads,)))
+    if threads != exact:
+        raise ValueError(f"{where}: a block must have {exact} threads, got {block}.")
+    if grid[0] >= 2**31 or max(grid[1:]) >= 2**16:
+        raise ValueError(
+            f"{where}: a grid must have less than 2**31 blocks along x, 2**16 along y and z, "
+            f"got {grid}."
+        )
+    most = _SHARED.get(arch, 96 if 0 < arch < 90 else 227) << 10
+    if (total := machine.shared_bytes) > most:
+        raise ValueError(
+            f"{where}: a block must have at most {most} bytes of shared memory on sm_{arch}, "
+            f"got {total}."
+        )
 
 
 def _result(machine: Machine) -> Result:

@@ -88,6 +88,7 @@ class Function:
     code: list[Instruction] = dataclasses.field(default_factory=list)
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
     tables: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    limits: dict[str, list[int]] = dataclasses.field(default_factory=dict)  # maxntid, …
 
 
 @dataclasses.dataclass
@@ -96,6 +97,7 @@ class Module:
 
     functions: dict[str, Function]
     variables: dict[str, Variable]
+    arch: int = 0  # of .target sm_<arch>
 
 
 SPACES = {".global", ".const", ".shared", ".local", ".param"}
@@ -199,6 +201,8 @@ class _Parser:
         while (text := self.peek()) != "":
             if text in {".version", ".target", ".address_size"}:
                 line = self.tokens[self.next].line
+                if text == ".target":
+                    self.module.arch = int(re.sub(r"\D", "", self.tokens[self.next + 1].text) or 0)
                 while self.tokens[self.next].line == line:
                     self.next += 1
             elif text == ".section":
@@ -268,8 +272,12 @@ class _Parser:
         params = self.listed(self.variable, ")") if self.accept("(") else []
         function = Function(name, entry, params, returns)
         while not self.accept("{"):
-            if self.take() == ";":
+            if (word := self.take()) == ";":
                 return  # a declaration alone
+            if word.startswith("."):
+                limit = function.limits.setdefault(word[1:], [])
+            elif word.isdecimal():
+                limit.append(int(word))
         self.inlined.clear()
         self.module.functions[name] = function
         self.block(function)
