@@ -158,6 +158,16 @@ def test_plain_gemms_give_the_same(xp, monkeypatch):
     cublaslt.refused.clear()
 
 
+def test_tf32_only_where_asked(xp):
+    """2049 has 12 bits: TF32 takes it for 2048 or 2050."""
+    x, weight = np.full((1, 1), 2049, f32), np.ones((1, 1), f32)
+    for tf32 in (False, True):
+        got = run(xp, x, [weight], [np.zeros(1, f32)], x, linear_output=True, tf32=tf32)
+        for value in (got[0], got[1]):
+            assert abs(value.item() - 2049) == tf32
+        assert (got[2].item() != 2049**2) == tf32
+
+
 # What it asks of the device
 
 

@@ -30,6 +30,8 @@ class FusedMLP(Module):
     out_dropout_rate : float
     skip_final_activation : bool
         Whether the last layer is linear; it then has no dropout.
+    tf32 : bool
+        Whether a GPU may round what it multiplies to TF32, 10 bits of the fraction.
 
     Raises
     ------
@@ -56,6 +58,7 @@ class FusedMLP(Module):
         hidden_dropout_rate: float | Sequence[float] | None = None,
         out_dropout_rate: float = 0.0,
         skip_final_activation: bool = False,
+        tf32: bool = False,
     ) -> None:
         sizes = [
             errors.positive("FusedMLP", "in_features", in_features),
@@ -72,7 +75,7 @@ class FusedMLP(Module):
             )
         self.dropout_rates = [errors.rate("FusedMLP", "hidden_dropout_rate", r) for r in rates]
         self.dropout_rates.append(errors.rate("FusedMLP", "out_dropout_rate", out_dropout_rate))
-        self.skip_final_activation = skip_final_activation
+        self.skip_final_activation, self.tf32 = skip_final_activation, tf32
         generator = random.generator()
         self.dropout_seed = int(generator.integers(2**63))
         self.weights, self.biases = [], []
@@ -89,5 +92,5 @@ class FusedMLP(Module):
         ]
         return fused_mlp(
             x, self.weights, self.biases,
-            dropouts=dropouts, linear_output=self.skip_final_activation,
+            dropouts=dropouts, linear_output=self.skip_final_activation, tf32=self.tf32,
         )  # fmt: skip

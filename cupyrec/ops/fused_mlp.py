@@ -16,14 +16,15 @@ are part of it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, cpu, errors
+from cupyrec import arrays, cpu, cublaslt, errors
 from cupyrec.autograd import Function, Tensor
-from cupyrec.cublaslt import Epilogue, matmul
+from cupyrec.cublaslt import Epilogue
 from cupyrec.ops.relu_dropout import (
     Dropout,
     bias_relu_dropout_cpu,
@@ -44,7 +45,7 @@ def _row_block(rows: int) -> int:
 
 
 class _FusedMLP(Function):
-    def forward(self, x, *parameters, dropouts, linear_output):
+    def forward(self, x, *parameters, dropouts, linear_output, tf32):
         self.weights = parameters[0::2]
         self.biases = [np.ascontiguousarray(b) for b in parameters[1::2]]
         self.dropouts, self.linear_output = dropouts, linear_output
@@ -107,7 +108,8 @@ class _FusedMLP(Function):
 
 
 class _FusedMLPOnDevice(Function):
-    def forward(self, x, *parameters, dropouts, linear_output):
+    def forward(self, x, *parameters, dropouts, linear_output, tf32):
+        matmul = self.matmul = functools.partial(cublaslt.matmul, tf32=tf32)
         xp = arrays.namespace("fused_mlp", x)
         self.weights = [xp.ascontiguousarray(w) for w in parameters[0::2]]
         biases = [xp.ascontiguousarray(b) for b in parameters[1::2]]
@@ -132,6 +134,7 @@ class _FusedMLPOnDevice(Function):
         return self.x[-1]
 
     def backward(self, dy):
+        matmul = self.matmul
         xp, last = arrays.namespace("fused_mlp", dy), len(self.weights) - 1
         dweights = [xp.empty(w.shape, w.dtype) for w in self.weights]
         dbiases = [xp.empty(len(w), w.dtype) for w in self.weights]
@@ -164,6 +167,7 @@ def fused_mlp(
     *,
     dropouts: Sequence[Dropout] | None = None,
     linear_output: bool = False,
+    tf32: bool = False,
 ) -> Any:
     """Return the output of the perceptron above.
 
@@ -176,6 +180,8 @@ def fused_mlp(
         One a layer; none by default. The output layer's is not applied if `linear_output`.
     linear_output : bool
         Whether the last layer goes without ReLU and dropout.
+    tf32 : bool
+        Whether a GPU may round what it multiplies to TF32, 10 bits of the fraction.
 
     Returns
     -------
@@ -223,4 +229,4 @@ def fused_mlp(
         errors.rate("fused_mlp", f"dropouts[{i}].rate", dropout.rate)
     pairs = [p for pair in zip(weights, biases, strict=True) for p in pair]
     op = _FusedMLP if xp is np else _FusedMLPOnDevice
-    return op.apply(x, *pairs, dropouts=dropouts, linear_output=linear_output)
+    return op.apply(x, *pairs, dropouts=dropouts, linear_output=linear_output, tf32=tf32)
