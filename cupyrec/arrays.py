@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DEVICES", "copy_to", "device", "empty", "module", "name", "namespace", "to_host"]
+__all__ = [
+    "DEVICES", "check_current", "copy_to", "device", "empty", "module", "name", "namespace",
+    "to_host",
+]  # fmt: skip
 
 DEVICES = ("cpu", "cuda", "sim")
 
@@ -67,13 +70,35 @@ def module(device: str) -> ModuleType:
     try:
         import cupy
 
-        cupy.cuda.runtime.getDeviceCount()
+        capability = int(cupy.cuda.Device().compute_capability)
     except Exception as error:  # no package, no driver, no GPU: CuPy raises many types
         raise RuntimeError(
             f"device 'cuda': needs an NVIDIA GPU, its driver and cupyrec[cuda12] or "
             f"cupyrec[cuda13], got {type(error).__name__}: {error}"
         ) from None
+    if capability < 80:
+        raise RuntimeError(
+            f"device 'cuda': needs compute capability 8.0 or higher, got {capability / 10}."
+        )
     return cupy
+
+
+def check_current(where: str, name: str, array: Any) -> None:
+    """Raise ValueError if `array` lies on another GPU than CuPy's current one.
+
+    Examples
+    --------
+    >>> check_current("f", "x", np.zeros(3))
+    """
+    cupy = sys.modules.get("cupy")
+    if cupy is None or not isinstance(array, cupy.ndarray):
+        return
+    current = cupy.cuda.Device().id
+    if array.device.id != current:
+        raise ValueError(
+            f"{where}: '{name}' must be on GPU {current}, the current one, "
+            f"got GPU {array.device.id}."
+        )
 
 
 def name(module: ModuleType) -> str:

@@ -120,7 +120,7 @@ def matmul(
     DEFAULT        z
     BIAS           z + bias
     RELU_BIAS      max(z + bias, 0)
-    RELU_AUX_BIAS  max(z + bias, 0)      aux = bits of out > 0
+    RELU_AUX_BIAS  max(z + bias, 0)      aux = bits of out > 0; either at 0 and NaN
     DRELU          z where aux, else 0
     DRELU_BGRAD    z where aux, else 0   bias = sum of out over rows
     BGRADA         z                     bias = sum of b over K: cublasLt's A is our b
@@ -196,6 +196,7 @@ def _device(given: dict[str, Any]) -> ModuleType:
         raise TypeError(f"{_WHERE}: arrays must be of device 'cuda' or 'sim', got 'cpu'.")
     for name, x in given.items():
         errors.dtype(_WHERE, name, x, np.uint32 if name == "aux" else np.float32)
+        arrays.check_current(_WHERE, name, x)
     return xp
 
 
@@ -267,7 +268,8 @@ def _algorithm(plan: _Plan) -> HeuristicResult | bool:
         _handle(plan.key.device), plan.desc.pointer, a, b, d, d, preference.pointer,
         1, ctypes.byref(result), ctypes.byref(count),
     )  # fmt: skip
-    if status not in (Status.STATUS_SUCCESS, Status.STATUS_NOT_SUPPORTED):
+    no = (Status.STATUS_NOT_SUPPORTED, Status.STATUS_INVALID_VALUE)  # it says either
+    if status not in (Status.STATUS_SUCCESS, *no):
         succeed(f"the heuristic for {plan.key}", status)
     chosen = status == Status.STATUS_SUCCESS and count.value and result.state == status
     return result if chosen else False

@@ -24,7 +24,7 @@ _TYPES = {
     "int8_t": np.int8, "uint8_t": np.uint8, "int16_t": np.int16, "uint16_t": np.uint16,
     "int32_t": np.int32, "uint32_t": np.uint32, "int64_t": np.int64, "uint64_t": np.uint64,
 }  # fmt: skip
-_SHARED = 48 << 10  # bytes that every launch may have; more must be asked for
+_STANDARD = "--std=c++17"  # CuPy 14's own; CuPy 13 would take C++11
 _NO_MACROS: Mapping[str, object] = {}
 
 
@@ -198,7 +198,12 @@ class Kernel:
         if device == "sim":
             self._simulate(values, grid, geometry, macros)
         else:
-            function = self._function(macros, geometry.shared)
+            function, most = self._function(macros)
+            if geometry.shared > most:
+                raise ValueError(
+                    f"{self.name}: a block must have at most {most} bytes of dynamic shared memory "
+                    f"on this GPU, got {geometry.shared}."
+                )
             function(grid, (geometry.block,), values, shared_mem=geometry.shared)
 
     # Arguments
@@ -232,8 +237,7 @@ class Kernel:
                     f"got '{where}'."
                 )
             device, first = where, first or parameter.name
-            if where == "cuda":
-                self._check_gpu(parameter.name, argument)
+            arrays.check_current(self.name, parameter.name, argument)
             if argument.dtype != dtype:
                 raise TypeError(
                     f"{self.name}: '{parameter.name}' must be {dtype}, got {argument.dtype}."
@@ -248,20 +252,13 @@ class Kernel:
             raise ValueError(f"{self.name}: there must be an array among the arguments, got none.")
         return device, tuple(values)
 
-    def _check_gpu(self, name: str, argument: Any) -> None:
-        current = sys.modules["cupy"].cuda.Device().id
-        if argument.device.id != current:
-            raise ValueError(
-                f"{self.name}: '{name}' must be on GPU {current}, the current one, "
-                f"got GPU {argument.device.id}."
-            )
-
     def _scalar(self, name: str, value: Any, dtype: np.dtype) -> np.generic:
         """The value as the type that the kernel takes, and no other."""
         whole = isinstance(value, (int, np.integer, np.bool_))
         if not whole and not (dtype.kind == "f" and isinstance(value, (float, np.floating))):
             raise TypeError(f"{self.name}: '{name}' must be {dtype}, got {value!r}.")
-        if dtype.kind == "f" and math.isfinite(value) and abs(float(value)) > float(np.finfo(dtype).max):
+        large = float(np.finfo(dtype).max) if dtype.kind == "f" else math.inf
+        if math.isfinite(value) and abs(float(value)) > large:
             raise ValueError(f"{self.name}: '{name}' must be in {dtype}'s range, got {value}.")
         if dtype.kind in "iu":
             low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -284,7 +281,7 @@ class Kernel:
         key = ("ptx", arch, *macros.items())
         if key not in self._compiled:
             self._compiled[key] = nvrtc.ptx(
-                source(self.file), arch=arch, macros=macros, options=("-lineinfo",),
+                source(self.file), arch=arch, macros=macros, options=(_STANDARD, "-lineinfo"),
                 file=f"kernels/{self.file}",
             )  # fmt: skip
         return self._compiled[key]
@@ -305,17 +302,17 @@ class Kernel:
         if result.faults:
             raise KernelFault("\n".join(str(fault) for fault in result.faults))
 
-    def _function(self, macros: Mapping[str, object], shared: int) -> Any:
-        """The compiled kernel on CuPy's current device."""
+    def _function(self, macros: Mapping[str, object]) -> tuple[Any, int]:
+        """The compiled kernel on CuPy's current device, and how much shared memory it may take."""
         import cupy
 
-        key = (cupy.cuda.Device().id, shared > _SHARED, *macros.items())
+        device = cupy.cuda.Device()
+        key = (device.id, *macros.items())
         if key not in self._compiled:
-            options = tuple(f"-D{name}={value}" for name, value in macros.items())
+            options = (_STANDARD, *(f"-D{name}={value}" for name, value in macros.items()))
             text = f'#line 1 "kernels/{self.file}"\n{source(self.file)}'
             function = cupy.RawModule(code=text, options=options).get_function(self.name)
-            if shared > _SHARED:
-                limit = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
-                function.max_dynamic_shared_size_bytes = limit - function.shared_size_bytes
-            self._compiled[key] = function
+            limit = device.attributes["MaxSharedMemoryPerBlockOptin"] - function.shared_size_bytes
+            function.max_dynamic_shared_size_bytes = limit
+            self._compiled[key] = function, limit
         return self._compiled[key]

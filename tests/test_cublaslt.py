@@ -42,9 +42,9 @@ class Case:
         z = alpha * np.float64(a) @ np.float64(b)
         if epilogue in FORWARD:
             z += bias
-        self.mask = z > 0
+        self.before = z.copy()
         if epilogue.startswith("RELU"):
-            z *= self.mask
+            z *= z > 0
         elif epilogue.startswith("DRELU"):
             z *= live[:, :n]
         self.z = z
@@ -70,14 +70,24 @@ class Case:
             oracle.check_exact(arrays.to_host(self.options["bias"]), self.sums[self.epilogue.name])
         if self.epilogue is Epilogue.RELU_AUX_BIAS:
             mask = arrays.to_host(self.options["aux"])
-            np.testing.assert_array_equal(bits(mask, self.z.shape[1]), self.mask)
+            told = self.before != 0  # at 0 the bit is cublasLt's own
+            live = bits(mask, self.z.shape[1])
+            np.testing.assert_array_equal(live[told], self.before[told] > 0)
 
 
 @pytest.mark.parametrize("epilogue", Epilogue.__members__)
 def test_integer_data_is_exact(xp, epilogue):
     for i, sizes in enumerate(SHAPES):
         transposes = i % 2 == 1, i % 3 == 1
-        Case(xp, epilogue, sizes, transposes, alpha=2.0).check()
+        case = Case(xp, epilogue, sizes, transposes, alpha=2.0)
+        # As NVIDIA's own Python binding says: a GPU takes the detour then.
+        one_term = sizes[2] == 1 and epilogue in ("DRELU", "DRELU_BGRAD", "BGRADA", "BGRADB")
+        narrow = 1 in sizes[:2] and epilogue in ("BGRADA", "BGRADB")
+        if (one_term or narrow) and 0 not in sizes and xp is arrays.module("sim"):
+            with pytest.raises(CublasLtError, match="needs .* > 1, got .*NOT_SUPPORTED"):
+                case.check()
+        else:
+            case.check()
     if xp is arrays.module("sim"):
         assert not cublaslt.refused
 
@@ -199,7 +209,8 @@ def test_pointers_are_those_of_the_call(sim):
             np.testing.assert_array_equal(
                 case.out.get(), np.maximum(z + case.options["bias"].get(), 0)
             )
-            np.testing.assert_array_equal(bits(case.options["aux"].get(), 130), case.out.get() > 0)
+            live = bits(case.options["aux"].get(), 130)
+        np.testing.assert_array_equal(live, z + case.options["bias"].get() >= 0)
 
 
 def test_launches_are_counted_and_nothing_waits_or_allocates(sim):
@@ -362,10 +373,11 @@ def test_gpu_is_asked_once_a_shape(sim, gpu):
     "answer",
     [
         {"heuristic_status": Status.STATUS_NOT_SUPPORTED},
+        {"heuristic_status": Status.STATUS_INVALID_VALUE},
         {"count": 0},
         {"matmul_status": Status.STATUS_NOT_SUPPORTED},
     ],
-    ids=lambda a: next(iter(a)),
+    ids=lambda a: "-".join(f"{key}={value}" for key, value in a.items()),
 )
 def test_what_the_gpu_refuses_runs_as_a_plain_gemm(sim, gpu, answer):
     vars(gpu).update(answer)
@@ -378,14 +390,14 @@ def test_what_the_gpu_refuses_runs_as_a_plain_gemm(sim, gpu, answer):
 @pytest.mark.parametrize(
     ("answer", "what"),
     [
-        ({"heuristic_status": 7}, "the heuristic for BIAS of NN 7 x 5 x 3, ld (7, 3, 7)"),
-        ({"matmul_status": 7}, "cublasLtMatmul of BIAS of NN 7 x 5 x 3, ld (7, 3, 7)"),
+        ({"heuristic_status": 13}, "the heuristic for BIAS of NN 7 x 5 x 3, ld (7, 3, 7)"),
+        ({"matmul_status": 13}, "cublasLtMatmul of BIAS of NN 7 x 5 x 3, ld (7, 3, 7)"),
     ],
     ids=["heuristic", "matmul"],
 )
 def test_what_fails_on_the_gpu_is_an_error(sim, gpu, answer, what):
     vars(gpu).update(answer)
     case = Case(sim, "BIAS", (5, 7, 3))
-    text = f"cublaslt: {what} must succeed, got CUBLAS_STATUS_INVALID_VALUE."
+    text = f"cublaslt: {what} must succeed, got CUBLAS_STATUS_EXECUTION_FAILED."
     with pytest.raises(CublasLtError, match=oracle.sentence(text)):
         matmul(case.a, case.b, case.out, **case.options)

@@ -146,8 +146,9 @@ def test_the_gpu_gets_the_same_launch(own, fake_cupy):
     x, y = FakeArray(), FakeArray()
     for _ in range(2):  # compiled once
         own(x, y, 1.5, 3, macros={"value_t": "float"}, N=3)
-    (code, options), _, first, second = fake_cupy
-    assert options == ("-Dvalue_t=float",)
+    (code, options), function, first, second = fake_cupy
+    assert options == ("--std=c++17", "-Dvalue_t=float")
+    assert function.max_dynamic_shared_size_bytes == 232448 - 1024  # more than 48 KB
     assert code.startswith('#line 1 "kernels/own.cu"\n// What') and "twice" in code
     name, grid, block, arguments, shared = first
     assert (name, grid, block, shared) == ("f", (1,), (64,), 0)
@@ -156,13 +157,17 @@ def test_the_gpu_gets_the_same_launch(own, fake_cupy):
     assert first == second
 
 
-def test_more_shared_memory_is_asked_for(own, fake_cupy):
-    for shared, most in [(48 << 10, None), (96 << 10, 232448 - 1024)]:
-        own.geometry = lambda N, shared=shared: Geometry((N, 1), 64, shared)
-        own(FakeArray(), FakeArray(), 1.5, 3, macros={"value_t": "float"}, N=3)
-        function, call = fake_cupy[-2:]
-        assert call[1] == (3, 1) and call[4] == shared
-        assert getattr(function, "max_dynamic_shared_size_bytes", None) == most
+def test_no_more_shared_memory_than_there_is(own, fake_cupy):
+    most = 232448 - 1024
+    own.geometry = lambda N: Geometry((3, 1), 64, N)
+    own(FakeArray(), FakeArray(), 1.5, 3, macros={"value_t": "float"}, N=most)
+    assert fake_cupy[-1][1] == (3, 1) and fake_cupy[-1][4] == most
+    text = (
+        f"f: a block must have at most {most} bytes of dynamic shared memory on this GPU, "
+        f"got {most + 1}."
+    )
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        own(FakeArray(), FakeArray(), 1.5, 3, macros={"value_t": "float"}, N=most + 1)
 
 
 def test_the_gpu_must_be_the_current_one(own, fake_cupy):

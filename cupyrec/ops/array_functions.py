@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import cpu
-from cupyrec.arrays import device, empty, namespace
+from cupyrec.arrays import device, empty, module, namespace
 from cupyrec.autograd import Function, Tensor
 from cupyrec.ops import elementwise
 from cupyrec.ops.elementwise import sum_to
@@ -24,6 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+_DLPACK_CUDA = 2  # kDLCUDA of dlpack.h
 _SMALL = 1 << 13  # multiply-adds that BLAS gives to no second thread
 _WORK, _LEAST = 1 << 22, 64  # multiply-adds a block, and at least so many rows or columns
 
@@ -258,7 +259,8 @@ def from_dlpack(x: Any) -> Tensor:
     >>> from_dlpack(np.arange(3.0))
     Tensor([0., 1., 2.])
     """
-    return Tensor(np.from_dlpack(x))
+    on_gpu = x.__dlpack_device__()[0] == _DLPACK_CUDA
+    return Tensor(module("cuda" if on_gpu else "cpu").from_dlpack(x))
 
 
 def matmul(a: Any, b: Any) -> Any:

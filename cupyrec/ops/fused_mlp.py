@@ -141,22 +141,30 @@ class _FusedMLPOnDevice(Function):
         dx, dz = None, xp.ascontiguousarray(dy)
         if not self.linear_output:
             dz = relu_dropout_backward(dz, self.masks[last], self.dropouts[last])
+        summed = False  # whether the bias gradient of this layer has come with its dz
         for i in reversed(range(last + 1)):
-            # The bias gradient of a layer comes with its dz, but that of the last with its dweight.
-            epilogue, bias = Epilogue.DEFAULT, None
-            if i == last:
+            weight, epilogue, bias = self.weights[i], Epilogue.DEFAULT, None
+            if not summed and min(len(dz), *weight.shape) > 1:
                 epilogue, bias = Epilogue.BGRADB, dbiases[i]
+            elif not summed:  # which cublasLt doesn't do for one row or column
+                dbiases[i] = dz.sum(axis=0)
             matmul(dz, self.x[i], dweights[i], transpose_a=True, epilogue=epilogue, bias=bias)
-            if i > 0:
-                below = xp.empty(self.x[i].shape, np.float32)
+            if i == 0:
+                if self.needs[0]:
+                    dx = xp.empty(self.x[0].shape, np.float32)
+                    matmul(dz, weight, dx)
+                break
+            below, dropout = xp.empty(self.x[i].shape, np.float32), self.dropouts[i - 1]
+            summed = len(weight) > 1
+            if summed:
                 matmul(
-                    dz, self.weights[i], below, alpha=self.dropouts[i - 1].scale,
+                    dz, weight, below, alpha=dropout.scale,
                     epilogue=Epilogue.DRELU_BGRAD, bias=dbiases[i - 1], aux=self.masks[i - 1],
                 )  # fmt: skip
-                dz = below
-            elif self.needs[0]:
-                dx = xp.empty(self.x[0].shape, np.float32)
-                matmul(dz, self.weights[0], dx)
+            else:  # nor this for a sum of one term
+                matmul(dz, weight, below)
+                below = relu_dropout_backward(below, self.masks[i - 1], dropout)
+            dz = below
         return (dx, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
 
 

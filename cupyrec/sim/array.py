@@ -102,10 +102,10 @@ class ndarray:
         return bool(self.item())
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self.get())
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self.get())
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         raise TypeError(
@@ -152,13 +152,14 @@ class ndarray:
             return self._view(host)
         if not isinstance(host, np.ndarray):  # one element is an array of no axes, as in CuPy
             return self._view(self._host[(*np.atleast_1d(_index(key)), ...)])
-        recorder.launched(recorder.Launch("take"))
+        _note("take", host, host, key)
         return _wrap(host)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key = _index(key)
-        recorder.launched(recorder.Launch("setitem"))
-        self._host[key] = _unwrap(value)
+        value = _unwrap(value)
+        _note("setitem", self._host[key], value)
+        self._host[key] = value
         self._written()[key] = 1
 
     def reshape(self, *shape: Any) -> ndarray:
@@ -186,12 +187,13 @@ class ndarray:
         """Return a copy of another dtype; the array itself if it has that and not `copy`."""
         if not copy and self.dtype == dtype:
             return self
-        recorder.launched(recorder.Launch("astype"))
-        return _wrap(self._host.astype(dtype))
+        host = self._host.astype(dtype)
+        _note("astype", self._host, host)
+        return _wrap(host)
 
     def copy(self) -> ndarray:
         """Return a copy in C order."""
-        recorder.launched(recorder.Launch("copy"))
+        _note("copy", self._host, self._host)
         return _wrap(self._host)
 
     def __deepcopy__(self, memo: Any) -> ndarray:
@@ -230,16 +232,32 @@ def _wrap(value: Any) -> Any:
     return array(value) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
+def _note(name: str, *moved: Any, passes: int = 1) -> None:
+    """Count a launch that reads or writes these arrays, `passes` times."""
+    recorder.launched(recorder.Launch(name, moved=passes * sum(map(_nbytes, moved))))
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, (list, tuple)):
+        return sum(map(_nbytes, value))
+    return value.nbytes if isinstance(value, (np.ndarray, np.generic)) else 0
+
+
 def _lift(function: Callable) -> Callable:
     """The same function for arrays of the simulator."""
 
     @functools.wraps(function)
     def lifted(*args: Any, **options: Any) -> Any:
         options = {name: _unwrap(value) for name, value in options.items()}
-        recorder.launched(recorder.Launch(function.__name__))
+        args = _unwrap(args)
+        result = function(*args, **options)
+        name = function.__name__
+        # A radix sort takes 8 bits of the keys a pass.
+        passes = args[0].itemsize if name in ("sort", "argsort") else 1
+        _note(name, args, result, passes=passes)
         if function is np.flatnonzero:
             recorder.synced()  # for the size of what it returns
-        return _wrap(function(*_unwrap(args), **options))
+        return _wrap(result)
 
     return lifted
 
@@ -247,8 +265,9 @@ def _lift(function: Callable) -> Callable:
 def _operator(name: str) -> Callable:
     def operate(self: ndarray, *others: Any) -> Any:
         others = _unwrap(list(others))
-        recorder.launched(recorder.Launch(name.strip("_")))
-        return _wrap(getattr(self._host, name)(*others))
+        result = getattr(self._host, name)(*others)
+        _note(name.strip("_"), self._host, others, result)
+        return _wrap(result)
 
     return operate
 
@@ -256,7 +275,7 @@ def _operator(name: str) -> Callable:
 def _in_place(name: str) -> Callable:
     def operate(self: ndarray, other: Any) -> ndarray:
         other = _unwrap(other)
-        recorder.launched(recorder.Launch(name.strip("_")))
+        _note(name.strip("_"), self._host, self._host, other)
         getattr(self._host, name)(other)
         return self
 

@@ -5,7 +5,8 @@
 The epilogues, in their order: BIAS adds a vector of m to each column, RELU is max(x, 0), AUX keeps
 a bit a unit, 1 where x > 0; DRELU sets units without bit to 0, BGRAD sums what is left over the
 columns. BGRADA sums op(A) over k, BGRADB op(B). What the documentation leaves open is the worst
-here: bits of the mask beyond m are ones, words beyond those stay unwritten.
+here: bits of the mask are 1 at 0 and NaN and beyond m, words beyond those stay unwritten. That some
+epilogues need more than one row, column or term stands in NVIDIA's nvmath-python.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _EPILOGUES = {
     "DEFAULT", "RELU", "RELU_AUX", "BIAS", "RELU_BIAS", "RELU_AUX_BIAS",
     "DRELU", "DRELU_BGRAD", "BGRADA", "BGRADB",
 }  # fmt: skip
+
+
+_BGRAD = ("BGRADA", "BGRADB")
 
 
 class MatmulFault(RuntimeError):
@@ -112,6 +116,11 @@ def _epilogue_refusals(problem: Problem) -> Iterator[tuple[str, str]]:
         yield _UNSUPPORTED, f"the epilogue must be one of {sorted(_EPILOGUES)}, got {epilogue}"
     if ("BIAS" in epilogue or "BGRAD" in epilogue) and (problem.bias == 0 or problem.bias % 4):
         yield _INVALID, f"{epilogue} needs an aligned bias pointer, got {problem.bias:#x}"
+    m, n, k = problem.sizes
+    if k == 1 and ("DRELU" in epilogue or epilogue in _BGRAD):
+        yield _UNSUPPORTED, f"{epilogue} needs k > 1, got 1"
+    if epilogue in _BGRAD and 1 in (m, n):
+        yield _UNSUPPORTED, f"{epilogue} needs m and n > 1, got {m} and {n}"
     if "AUX" in epilogue or "DRELU" in epilogue:
         rows = problem.layouts[2].rows
         if problem.aux == 0 or problem.aux % (_MASK // 8):
@@ -162,7 +171,7 @@ def execute(problem: Problem) -> None:
             z += bias
         if "AUX" in epilogue:
             bits = np.ones((n, 8 * row_bytes), bool)
-            bits[:, :m] = z > 0
+            bits[:, :m] = ~(z < 0)  # as in CUTLASS; nothing says what cublasLt has at 0 and NaN
             out = access.writes("aux", *mask, dtype=np.uint8)
             out[...] = np.packbits(bits, axis=1, bitorder="little")
         if "DRELU" in epilogue:
