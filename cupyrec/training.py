@@ -56,7 +56,7 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     """
     if batch.labels is None:
         raise ValueError("train_step: 'batch' must have labels, got none.")
-    batch = _to_device(model, batch)
+    batch = batch.to(model.device)
     logits = model(batch.dense, batch.ids)  # unseen ids get rows
     loss = bce_with_logits(logits, batch.labels)  # mean over the batch
     if model.device == "cpu":
@@ -341,7 +341,7 @@ def _logits(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.nda
     try:
         with no_grad():
             for batch in batches:
-                moved = _to_device(model, batch)
+                moved = batch.to(model.device)
                 logits.append(model(moved.dense, moved.ids).numpy()[:, 0])
                 if batch.labels is not None:
                     labels.append(arrays.to_host(batch.labels)[:, 0])
@@ -355,13 +355,6 @@ def _logits(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.nda
             f"logits: must be finite, got {logits.size - finite} of {logits.size} that are not."
         )
     return logits, labels
-
-
-def _to_device(model: Module, batch: Batch) -> Batch:
-    """The batch on the model's device."""
-    xp = arrays.module(model.device)
-    columns = (batch.dense, batch.ids, batch.labels)
-    return Batch(*(None if c is None else arrays.copy_to(xp, c) for c in columns))
 
 
 def _dataset(data: Any) -> Any:

@@ -4,7 +4,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import cupyrec
-from cupyrec import Tensor
+from cupyrec import Tensor, arrays
 from cupyrec.testing import gradcheck
 
 REDUCTIONS = [
@@ -302,3 +302,18 @@ def test_a_model_of_ones_own_learns():
             t.zero_grad()
     assert loss.dtype == np.float32
     assert losses[-1] < 0.3 * losses[0]
+
+
+def test_gradient_of_one_element_and_of_a_mask_on_any_device(sim):
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    mask = x % 3 == 0
+    for xp in (np, sim):
+        for key, times in [((1, 2), 1.5), (np.int64(1), 2.0), (xp.asarray(mask), 3.0)]:
+            tensor = Tensor(xp.asarray(x), requires_grad=True)
+            (tensor[key] * times).sum().backward()
+            expected = np.zeros((3, 4))
+            expected[mask if xp is sim and not isinstance(key, (tuple, np.int64)) else key] = times
+            np.testing.assert_array_equal(arrays.to_host(tensor.grad), expected)
+    tensor = Tensor(sim.asarray(x), requires_grad=True)
+    with pytest.raises(TypeError, match="got one of an array of indices"):
+        tensor[sim.asarray(np.array([0, 0]))].sum().backward()

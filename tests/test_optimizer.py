@@ -1,3 +1,4 @@
+import copy
 import math
 
 import numpy as np
@@ -284,3 +285,9 @@ def test_an_optimizer_that_lost_its_parameters_refuses_to_step(later):
 def test_adagrad_refuses_what_divides_by_zero(options):
     with pytest.raises(ValueError, match="^Adagrad: '.*' must be finite and "):
         optim.Adagrad([cupyrec.Tensor([1.0], requires_grad=True)], 0.1, **options)
+
+
+def test_it_may_be_copied():
+    optimizer = Adam([nn.Parameter([1.0, 2.0])], 0.1)
+    optimizer.t = 7
+    assert copy.deepcopy(optimizer).t == 7

@@ -231,3 +231,19 @@ def test_refuses_a_rate_outside(rate):
 def test_backward_refuses(dy, mask, error, text):
     with pytest.raises(error, match=oracle.sentence(f"relu_dropout_backward: {text}")):
         relu_dropout_backward(dy, mask)
+
+
+@pytest.mark.parametrize(
+    ("dropout", "first", "text"),
+    [
+        (dict(seed=-1), 0, "'dropout.seed' must lie in [0, 2**64), got -1."),
+        (dict(step=2**32), 0, "'dropout.step' must lie in [0, 2**32), got 4294967296."),
+        (dict(layer=-1), 0, "'dropout.layer' must lie in [0, 2**32), got -1."),
+        (dict(), 2**32 - 1, "samples must be numbered below 2**32, got 4294967297."),
+        (dict(), -3, "samples must be numbered below 2**32, got -1."),
+    ],
+)
+def test_refuses_counters_that_philox_has_no_room_for(dropout, first, text):
+    x, bias = np.zeros((2, 3)), np.zeros(3)
+    with pytest.raises(ValueError, match=oracle.sentence(f"relu_dropout: {text}")):
+        relu_dropout(x, bias, Dropout(0.5, **dropout), first_sample=first)

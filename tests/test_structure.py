@@ -28,7 +28,7 @@ LAYERS = (
     " < cli commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
-READS_ONLY = {"data": {"errors", "cpu", "data"}}
+READS_ONLY = {"data": {"errors", "cpu", "arrays", "data"}}
 
 ANYWHERE = {"numpy", "numba"}
 ABOVE_MODELS = {"pyarrow", "safetensors", "tqdm"}

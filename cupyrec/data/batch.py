@@ -6,6 +6,8 @@ import dataclasses
 
 import numpy as np
 
+from cupyrec import arrays
+
 __all__ = ["Batch"]
 
 
@@ -31,3 +33,20 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.dense)
+
+    def to(self, device: str) -> Batch:
+        """Return the batch on ``cpu``, ``cuda`` or ``sim``.
+
+        Raises
+        ------
+        ValueError, RuntimeError
+            No such device, or none here.
+
+        Examples
+        --------
+        >>> Batch(np.zeros((3, 1), np.float32), np.zeros((3, 2), np.int64)).to("cpu").ids.shape
+        (3, 2)
+        """
+        xp = arrays.module(device)
+        columns = (self.dense, self.ids, self.labels)
+        return Batch(*(None if c is None else arrays.copy_to(xp, c) for c in columns))

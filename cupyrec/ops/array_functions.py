@@ -93,21 +93,28 @@ class _Astype(Function):
         return (grad,)  # Tensor.backward gives it the dtype of x
 
 
+def _names_once(part: Any) -> bool:
+    """Whether a part of an index can't name an element twice."""
+    if part is None or part is ... or isinstance(part, (int, np.integer, slice)):
+        return True
+    return getattr(part, "dtype", None) == bool
+
+
 class _GetItem(Function):
     def forward(self, x, key):
         parts = key if isinstance(key, tuple) else (key,)
         self.key = tuple(p.data if isinstance(p, Tensor) else p for p in parts)
-        self.shape = x.shape
+        self.shape, self.xp = x.shape, namespace("Tensor.__getitem__", x)
         return x[self.key]
 
     def backward(self, grad):
-        dx = namespace("Tensor.__getitem__", grad).zeros(self.shape, grad.dtype)
-        if all(p is None or p is ... or isinstance(p, (int, slice)) for p in self.key):
+        dx = self.xp.zeros(self.shape, grad.dtype)
+        if all(_names_once(part) for part in self.key):
             dx[self.key] = grad
-        elif device(grad) != "cpu":  # without float atomics there is none yet
+        elif self.xp is not np:  # which has no sum in a fixed order for it yet
             raise TypeError(
-                "Tensor.__getitem__: an array of indices must be of device 'cpu' where a gradient "
-                f"is needed, got '{device(grad)}'."
+                "Tensor.__getitem__: a gradient on a device must be of slices or a mask, "
+                "got one of an array of indices."
             )
         else:
             np.add.at(dx, self.key, grad)  # an array of indices may name an element twice: slower

@@ -29,6 +29,7 @@ from cupyrec.ops.relu_dropout import (
     Dropout,
     bias_relu_dropout_cpu,
     bias_relu_dropout_device,
+    check_dropout,
     mask_words,
     relu_dropout_backward,
     relu_dropout_backward_cpu,
@@ -234,7 +235,7 @@ def fused_mlp(
             f"fused_mlp: 'dropouts' must be one a layer ({len(weights)}), got {len(dropouts)}."
         )
     for i, dropout in enumerate(dropouts):
-        errors.rate("fused_mlp", f"dropouts[{i}].rate", dropout.rate)
+        check_dropout("fused_mlp", f"dropouts[{i}]", dropout, len(raw[0]))
     pairs = [p for pair in zip(weights, biases, strict=True) for p in pair]
     op = _FusedMLP if xp is np else _FusedMLPOnDevice
     return op.apply(x, *pairs, dropouts=dropouts, linear_output=linear_output, tf32=tf32)

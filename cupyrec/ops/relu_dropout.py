@@ -59,6 +59,28 @@ class Dropout(NamedTuple):
 _NO_DROPOUT = Dropout()
 
 
+def check_dropout(where: str, name: str, dropout: Dropout, samples: int) -> None:
+    """Raise ValueError or TypeError unless rate and counters are what Philox takes.
+
+    `samples` is how many there are up to the last one of the batch.
+
+    Examples
+    --------
+    >>> check_dropout("f", "dropout", Dropout(0.5, step=-1), samples=8)
+    Traceback (most recent call last):
+        ...
+    ValueError: f: 'dropout.step' must lie in [0, 2**32), got -1.
+    """
+    errors.rate(where, f"{name}.rate", dropout.rate)
+    for part, value, bits in [
+        ("seed", dropout.seed, 64), ("step", dropout.step, 32), ("layer", dropout.layer, 32),
+    ]:  # fmt: skip
+        if not 0 <= value < 2**bits:
+            raise ValueError(f"{where}: '{name}.{part}' must lie in [0, 2**{bits}), got {value}.")
+    if not 0 <= samples <= 2**32:
+        raise ValueError(f"{where}: samples must be numbered below 2**32, got {samples}.")
+
+
 def mask_words(columns: int) -> int:
     """Return the number of 32-bit words in one mask row of `columns` bits.
 
@@ -224,7 +246,7 @@ def relu_dropout(
     rows, columns = errors.axes("relu_dropout", x=(raw[0], "B N"), bias=(raw[1], "N"))
     errors.dtype("relu_dropout", "x", raw[0], *_floats(xp))
     errors.dtype("relu_dropout", "bias", raw[1], raw[0].dtype)
-    errors.rate("relu_dropout", "dropout.rate", dropout.rate)
+    check_dropout("relu_dropout", "dropout", dropout, first_sample + rows)
     mask = xp.empty((rows, mask_words(columns)), np.uint32)
     y = _ReluDropout.apply(x, bias, mask=mask, dropout=dropout, first_sample=first_sample)
     return y, mask

@@ -75,10 +75,10 @@ class Optimizer(ABC):
             raise ValueError(f"{where}: 'parameters' must not be empty, got none.")
         for p in self.parameters:
             errors.dtype(where, "parameters", p.data, np.float32)
-        self._xp = self._module()
+        xp = self._module()
         for group in self.groups:
             group.set_state(self._row_state(group))
-        self._flatten()
+        self._flatten(xp)
 
     def _module(self) -> ModuleType:
         """The array module of all parameters and groups."""
@@ -95,8 +95,11 @@ class Optimizer(ABC):
     def _row_state(self, group: Group) -> tuple[StatePart, ...]:
         return tuple(StatePart(name, group.store.width, self.initial) for name in self.state)
 
-    def _flatten(self) -> None:
-        xp = self._xp
+    @property
+    def _xp(self) -> ModuleType:
+        return arrays.namespace(type(self).__name__, self._data)
+
+    def _flatten(self, xp: ModuleType) -> None:
         room = [-(-p.size // _ALIGNED) * _ALIGNED for p in self.parameters]
         *self._starts, size = np.cumsum([0, *room]).tolist()
         self._data, self._grad = xp.zeros(size, np.float32), xp.zeros(size, np.float32)
