@@ -68,7 +68,8 @@ elif sys.argv[1] == "kernels":
 else:
     row = json.loads(last)
     print(f"{row['samples_per_second_from_host']:,.0f} samples/s from host, "
-          f"{row['samples_per_second_on_device']:,.0f} on device, loss {row['loss']:.4f}")
+          f"{row['samples_per_second_on_device']:,.0f} on device, loss {row['loss']:.4f}, "
+          f"{row['refused']} matmuls refused by cublasLt")
 PYTHON
 }
 

@@ -20,7 +20,7 @@ import time
 import numpy as np
 
 import cupyrec
-from cupyrec import arrays, models, optim
+from cupyrec import arrays, cublaslt, models, optim
 from cupyrec.data import Batch
 
 ZIPF = 1.2
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     options = parser.parse_args()
     try:
-        xp = arrays.module(options.device)
+        arrays.module(options.device)
     except RuntimeError as error:
         parser.exit(3, f"{error}\n")
 
@@ -77,7 +77,7 @@ def main() -> None:
     ).to(options.device)
     optimizer = optim.SGD(model.parameters(), options.lr)
     _, first = seconds(model, data, optimizer, options.warmup)
-    here = [Batch(*(arrays.copy_to(xp, x) for x in (b.dense, b.ids, b.labels))) for b in data]
+    here = [batch.to(options.device) for batch in data]
     result = {"device": options.device, "batch": options.batch}
     for name, given in (("from_host", data), ("on_device", here)):
         each, loss = seconds(model, given, optimizer, options.steps)
@@ -87,7 +87,9 @@ def main() -> None:
               "second", file=sys.stderr)  # fmt: skip
     result["rows"] = sum(len(group.store) for _, group in model.named_groups())
     result["loss"] = loss
-    print(f"{result['rows']:,} rows; loss {first:.4f} -> {loss:.4f}", file=sys.stderr)
+    result["refused"] = sum(cublaslt.refused.values())  # matmuls that cublasLt left to others
+    print(f"{result['rows']:,} rows; loss {first:.4f} -> {loss:.4f}; cublasLt refused "
+          f"{result['refused']} matmuls", file=sys.stderr)  # fmt: skip
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in result.items()}))
     sys.exit(not math.isfinite(loss))
 

@@ -248,7 +248,10 @@ esac
 
 
 ROW = '{"kernel": "k", "percent_of_copy": 81.0, "check": "ok"}'
-TRAINED = '{"samples_per_second_from_host": 1e6, "samples_per_second_on_device": 2e6, "loss": 0.5}'
+TRAINED = (
+    '{"samples_per_second_from_host": 1e6, "samples_per_second_on_device": 2e6, "loss": 0.5,'
+    ' "refused": 0}'
+)
 PASSING = dict(
     pytest="echo '=== 9 passed in 3s ==='",
     bench_kernels=f"echo '[{ROW}]'",
