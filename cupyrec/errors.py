@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["axes", "dtype", "positive", "rate", "vectors"]
+__all__ = ["axes", "columns", "dtype", "positive", "rate", "vectors"]
 
 
 def axes(where: str, **arrays: tuple[Any, str]) -> tuple[int, ...]:
@@ -60,6 +60,20 @@ def axes(where: str, **arrays: tuple[Any, str]) -> tuple[int, ...]:
                     f"got shape {array.shape}."
                 )
     return tuple(length for length, _ in bound.values())
+
+
+def columns(where: str, name: str, array: Any) -> None:
+    """Raise ValueError unless the rows of `array` have a column.
+
+    Examples
+    --------
+    >>> columns("f", "x", np.zeros((2, 0)))
+    Traceback (most recent call last):
+        ...
+    ValueError: f: 'x' must have D of at least 1, got shape (2, 0).
+    """
+    if array.shape[1] == 0:
+        raise ValueError(f"{where}: '{name}' must have D of at least 1, got shape {array.shape}.")
 
 
 def dtype(where: str, name: str, array: Any, *allowed: Any) -> None:

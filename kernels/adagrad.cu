@@ -9,7 +9,8 @@
 // Tried: see sgd.cu on `scale`. Sectors over ideal bytes: dense 1.01; 256 rows of D = 128: 1.02
 //   with VECTOR 4, 1.05 with 2, 1.10 with 1; D = 16: 1.05, 1.07, 1.11. Roots and quotients as
 //   IEEE rounds them: 66 instructions a warp for its 2.5 KB are not what bounds this, and
-//   approximate ones cost digits. 48 bytes a thread in flight: 96 KB an SM (30 registers).
+//   approximate ones cost digits. 48 bytes a thread in flight: 96 KB an SM (30
+//   registers, of rows 28).
 #include "common.cuh"
 #include "row_memory.cuh"
 
@@ -42,13 +43,10 @@ __device__ __forceinline__ void update(float* w, float* s, const float* g, const
 extern "C" __global__ void __launch_bounds__(256)
     adagrad_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,
                  float lr, float eps, const float* scale, int64_t row_count) {
-    constexpr int PIECES = DIM / VECTOR;
-    const int64_t piece = thread_number();
-    const int64_t u = piece / PIECES;
-    if (u >= row_count) return;
-    const int column = static_cast<int>(piece - u * PIECES) * VECTOR;
-    float* row = row_at(chunks, k, stride, rows[u]) + column;
-    update<VECTOR>(row, row + DIM, g + piece * VECTOR, {lr, eps, scale});
+    const RowPiece<DIM, VECTOR> piece;
+    if (piece.u >= row_count) return;
+    float* row = row_at(chunks, k, stride, rows[piece.u]) + piece.column;
+    update<VECTOR>(row, row + DIM, g + piece.number * VECTOR, {lr, eps, scale});
 }
 #else
 extern "C" __global__ void __launch_bounds__(256)

@@ -10,7 +10,8 @@
 // Moves: dense 16 N bytes read, 12 N written; rows U (16 DIM + 8) read, 12 U DIM written.
 // Tried: see sgd.cu on `scale`, adagrad.cu on roots and quotients. Sectors over ideal bytes:
 //   dense 1.01; 256 rows of D = 128: 1.02 with VECTOR 4, 1.03 with 2, 1.07 with 1; D = 16: 1.04,
-//   1.05 and 1.08. 64 bytes a thread in flight: 96 KB an SM (38 registers, 6 blocks).
+//   1.05 and 1.08. 64 bytes a thread in flight: 96 KB an SM dense (38 registers, 6 blocks),
+//   128 KB rows (32, 8).
 #include "common.cuh"
 #include "row_memory.cuh"
 
@@ -47,13 +48,10 @@ extern "C" __global__ void __launch_bounds__(256)
     adam_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,
               float rate, float beta1, float rest1, float beta2, float rest2, float inverse_root,
               float eps, const float* scale, int64_t row_count) {
-    constexpr int PIECES = DIM / VECTOR;
-    const int64_t piece = thread_number();
-    const int64_t u = piece / PIECES;
-    if (u >= row_count) return;
-    const int column = static_cast<int>(piece - u * PIECES) * VECTOR;
-    float* row = row_at(chunks, k, stride, rows[u]) + column;
-    update<VECTOR>(row, row + DIM, row + 2 * DIM, g + piece * VECTOR,
+    const RowPiece<DIM, VECTOR> piece;
+    if (piece.u >= row_count) return;
+    float* row = row_at(chunks, k, stride, rows[piece.u]) + piece.column;
+    update<VECTOR>(row, row + DIM, row + 2 * DIM, g + piece.number * VECTOR,
                    {rate, beta1, rest1, beta2, rest2, inverse_root, eps, scale});
 }
 #else

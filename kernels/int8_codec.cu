@@ -3,17 +3,20 @@
 // Who does what: encode: LANES lanes have ROWS rows, of each up to BATCH pieces of VECTOR columns
 //   a lane at a time; pieces stay in registers from the maximum to the codes, but of rows with
 //   more than BATCH a lane, which are read again. decode: a warp has TILE consecutive rows; lane r
-//   divides the scale of row r, once a row; then lanes take the tile's pieces, consecutive lanes
-//   consecutive ones, BATCH loads of a lane in flight, and get the step from lane r by a shuffle.
+//   divides the scales of rows r and r + 32, once a row; then lanes take the tile's pieces,
+//   consecutive lanes consecutive ones, BATCH loads of a lane in flight, and get the step from the
+//   row's lane by a shuffle.
 // Assumes: VECTOR divides DIM; x is aligned to VECTOR floats, codes to VECTOR bytes; LANES is a
-//   power of two.
+//   power of two, TILE at most 64.
 // Moves: encode 4 N DIM bytes read, N (DIM + 4) written; decode the reverse.
 // Tried: 6,912 rows of DIM 128: bytes 1.00 of the ideal both ways, sectors 1.04 and 1.00.
 //   __fdiv_rn for each element makes encode 696 instructions of sm_90 instead of 552, with a
 //   branch for each. ROWS 1, 2, 4, 8: 26, 29, 39, 62 registers, and 32, 64, 96, 128 KB of loads in
-//   flight an SM. decode: a TILE of 4, 8, 16, 32: 64, 56, 53, 52 instructions a row. BATCH 8 and
-//   16 take 56 and 106 registers on sm_90, so that 32 KB are in flight an SM with both; bounds for
-//   5 blocks spill.
+//   flight an SM. decode, DIM 128: a TILE of 4, 8, 16, 32: 63, 57, 55, 53 instructions a
+//   row. Its loads are VECTOR codes, 4 bytes, so that what is in flight is short of registers:
+//   BATCH 8, 12, 16 take 59, 64, 83 on sm_90, 36, 52, 34 KB an SM; bounds for 5 blocks spill. To
+//   divide the scales before the loads of codes: 32 KB with BATCH 8. DIM 16 has 4 pieces a row:
+//   with a TILE of 32, 4 loads a lane and 30 KB, with 64, 8 and 40 KB, at 64 registers.
 #include "common.cuh"
 #include "ieee.cuh"
 
@@ -137,11 +140,18 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     int8_decode(const int8_t* codes, const float* scales, float* x, int64_t n) {
     constexpr int STEPS = (TILE * PIECES + WARP - 1) / WARP, BATCH = STEPS < 8 ? STEPS : 8;
+    constexpr int SCALES = (TILE + WARP - 1) / WARP;
+    static_assert(SCALES <= 2, "a lane has two scales at most");
     const int lane = threadIdx.x % WARP;
     const int64_t first = thread_number() / WARP * TILE;
     if (first >= n) return;
     const int tile = n - first < TILE ? static_cast<int>(n - first) : TILE;
-    const float own = lane < tile ? ieee_div(scales[first + lane], 127.0f) : 0.0f;
+    float steps[SCALES];
+#pragma unroll
+    for (int r = 0; r < SCALES; ++r) {
+        const int row = lane + r * WARP;
+        steps[r] = row < tile ? scales[first + row] : 0.0f;
+    }
     const int8_t* from = codes + first * DIM;
     float* to = x + first * DIM;
     for (int start = lane; start - lane < tile * PIECES; start += BATCH * WARP) {
@@ -154,10 +164,18 @@ extern "C" __global__ void __launch_bounds__(256)
                 pieces[j] = *reinterpret_cast<const Codes*>(from + int64_t(piece) * VECTOR);
             }
         }
+        if (start == lane) {  // here, so that scales and codes are on their way together
+#pragma unroll
+            for (int r = 0; r < SCALES; ++r) steps[r] = ieee_div(steps[r], 127.0f);
+        }
 #pragma unroll
         for (int j = 0; j < BATCH; ++j) {
-            const int piece = start + j * WARP;
-            const float step = __shfl_sync(FULL, own, piece / PIECES);
+            const int piece = start + j * WARP, row = piece / PIECES;
+            float step = __shfl_sync(FULL, steps[0], row % WARP);
+            if (SCALES == 2) {
+                const float other = __shfl_sync(FULL, steps[SCALES - 1], row % WARP);
+                if (row >= WARP) step = other;
+            }
             Floats<VECTOR> values;
 #pragma unroll
             for (int l = 0; l < VECTOR; ++l) {

@@ -9,8 +9,9 @@
 // Tried: sectors over ideal bytes, and instructions of warps, of 256 rows. D = 128: 1.04 and
 //   15,616 with VECTOR 4, 1.08 and 29,184 with 2, 1.16 and 53,248 with 1. D = 16: 1.08, 1.12 and
 //   1.18. Dense: 1.02 with VECTOR 4, 4.08 with 1, which only views off the 16 bytes meet. To read
-//   `scale` first and leave on NaN puts its latency before that of w and g; here all loads start
-//   together and only the store waits. 32 bytes a thread in flight: 64 KB an SM (22 registers).
+//   `scale` first and leave on NaN puts its latency before that of w and g; here it is on its way
+//   with them, and only the store waits. Of rows, w waits for rows[u] and then chunks[], g and
+//   `scale` for nothing. In flight an SM: dense 64 KB of w and g (22 registers), rows as much (18).
 #include "common.cuh"
 #include "row_memory.cuh"
 
@@ -33,13 +34,10 @@ __device__ __forceinline__ void update(float* w, const float* g, float rate, con
 extern "C" __global__ void __launch_bounds__(256)
     sgd_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,
              float rate, const float* scale, int64_t row_count) {
-    constexpr int PIECES = DIM / VECTOR;
-    const int64_t piece = thread_number();
-    const int64_t u = piece / PIECES;
-    if (u >= row_count) return;
-    const int column = static_cast<int>(piece - u * PIECES) * VECTOR;
-    float* row = row_at(chunks, k, stride, rows[u]) + column;
-    update<VECTOR>(row, g + piece * VECTOR, rate, scale);
+    const RowPiece<DIM, VECTOR> piece;
+    if (piece.u >= row_count) return;
+    float* row = row_at(chunks, k, stride, rows[piece.u]) + piece.column;
+    update<VECTOR>(row, g + piece.number * VECTOR, rate, scale);
 }
 #else
 extern "C" __global__ void __launch_bounds__(256)

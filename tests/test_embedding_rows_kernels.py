@@ -118,6 +118,38 @@ def test_devices_do_not_mix(xp):
         write_rows(memory, 0, xp.asarray(np.zeros((1, 4))))
 
 
+@pytest.mark.parametrize("device", ["cpu", None])
+def test_rows_without_columns_are_refused(xp, device):
+    xp = arrays.module(device) if device else xp
+    memory = RowMemory(xp.empty(0, np.uint64), 1, 4)
+    rows, none = xp.empty(2, np.int64), xp.empty((2, 0), np.float32)
+    text = "gather_rows: 'out' must have D of at least 1, got shape (2, 0)."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        gather_rows(memory, rows, rows, none, none)
+    text = "write_rows: 'values' must have D of at least 1, got shape (2, 0)."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        write_rows(memory, 0, none)
+
+
+def test_more_elements_than_32_bits_count(xp):
+    """On a GPU; the simulator shows with few that the test is right."""
+    width, large = 1024, arrays.name(xp) == "cuda"
+    n = 2**31 // width + 37 if large else 45
+    if large and xp.cuda.runtime.memGetInfo()[0] < 5 * n * width:
+        pytest.skip("needs 10 GB of the GPU's memory")
+    rows = oracle.normals((11, width))
+    memory, _chunks = chunked(xp, rows, 2)
+    inverse = xp.arange(n) % 11
+    out = xp.empty((n, width), np.float32)
+    gather_rows(memory, xp.arange(11), inverse, xp.empty((0, width), np.float32), out)
+    for part in (slice(0, 40), slice(n - 40, n)):
+        expected = rows[np.arange(n)[part] % 11]
+        np.testing.assert_array_equal(arrays.to_host(out[part]), expected)
+    if large:
+        del out
+        xp.get_default_memory_pool().free_all_blocks()
+
+
 # What the gather of (B, F, D) = (256, 27, 128) moves
 
 N, U, D = 256 * 27, 1500, 128

@@ -96,6 +96,14 @@ def test_refuses(xp):
         segment_sum(x.astype(np.float32), offsets, np.arange(3))
 
 
+@pytest.mark.parametrize("device", ["cpu", None])
+def test_rows_without_columns_are_refused(xp, device):
+    xp = arrays.module(device) if device else xp
+    text = "segment_sum: 'x' must have D of at least 1, got shape (3, 0)."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        device_sum(xp, np.empty((3, 0), np.float32), np.array([0, 3]), np.arange(3))
+
+
 # Zipf 1.2: what a batch of 256 samples with 27 features of width 128 moves
 
 

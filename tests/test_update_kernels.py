@@ -347,6 +347,10 @@ def test_what_is_refused(xp, rule):
             f"{name}_rows: arguments must be arrays of one device, got ",
         ),
         (
+            lambda: rule.rows(memory, xp.arange(3), xp.empty((3, 0), f32), **options), ValueError,
+            f"{name}_rows: 'g' must have D of at least 1, got shape (3, 0).",
+        ),
+        (
             lambda: rule.dense(*dense, g, **options | {"scale": xp.ones(2, f32)}), ValueError,
             "scale: must be one number, got shape (2,).",
         ),

@@ -16,7 +16,7 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.clip_scale import scale_pointer, scale_value
-from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at
+from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at, row_kernel, update_rows
 
 __all__ = ["adagrad_dense", "adagrad_rows"]
 
@@ -44,12 +44,7 @@ _dense = Kernel(
     "float* w, float* s, const float* g, float lr, float eps, const float* scale, int64_t n",
     lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
 )  # fmt: skip
-_rows = Kernel(
-    "adagrad.cu", "adagrad_rows",
-    "const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g, float lr,"
-    " float eps, const float* scale, int64_t row_count",
-    lambda U, D, vector: Geometry(blocks(U * D // vector, 256), 256), optional="scale",
-)  # fmt: skip
+_rows = row_kernel("adagrad.cu", "adagrad_rows", "float lr, float eps")
 
 
 def adagrad_dense(w: Any, s: Any, g: Any, *, lr: float, eps: float, scale: Any = 1.0) -> None:
@@ -123,12 +118,7 @@ def adagrad_rows(
     check_rows("adagrad_rows", memory, rows, g, parts=2)
     xp = arrays.namespace("adagrad_rows", memory.chunks, rows, g)
     if xp is not np:
-        rows, g = xp.ascontiguousarray(rows), xp.ascontiguousarray(g)
-        (count, width), vector = g.shape, vector_width(g.shape[1], g)
-        _rows(
-            *memory, rows, g, lr, eps, scale_pointer(xp, scale), count,
-            macros={"DIM": width, "VECTOR": vector}, U=count, D=width, vector=vector,
-        )  # fmt: skip
+        update_rows(xp, _rows, memory, rows, g, lr, eps, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
         c = np.float32(lr), np.float32(eps), np.float32(scale)
         cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], *c), len(rows), _ROWS)

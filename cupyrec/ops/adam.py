@@ -17,7 +17,7 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.clip_scale import scale_pointer, scale_value
-from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at
+from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at, row_kernel, update_rows
 
 __all__ = ["adam_dense", "adam_rows"]
 
@@ -49,12 +49,7 @@ _dense = Kernel(
     " int64_t n",
     lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
 )  # fmt: skip
-_rows = Kernel(
-    "adam.cu", "adam_rows",
-    "const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,"
-    f" {_CONSTANTS}, float eps, const float* scale, int64_t row_count",
-    lambda U, D, vector: Geometry(blocks(U * D // vector, 256), 256), optional="scale",
-)  # fmt: skip
+_rows = row_kernel("adam.cu", "adam_rows", f"{_CONSTANTS}, float eps")
 
 
 def _constants(lr: float, beta1: float, beta2: float, eps: float, t: int) -> tuple:
@@ -158,12 +153,7 @@ def adam_rows(
     xp = arrays.namespace("adam_rows", memory.chunks, rows, g)
     c = _constants(lr, beta1, beta2, eps, t)
     if xp is not np:
-        rows, g = xp.ascontiguousarray(rows), xp.ascontiguousarray(g)
-        (count, width), vector = g.shape, vector_width(g.shape[1], g)
-        _rows(
-            *memory, rows, g, *c, scale_pointer(xp, scale), count,
-            macros={"DIM": width, "VECTOR": vector}, U=count, D=width, vector=vector,
-        )  # fmt: skip
+        update_rows(xp, _rows, memory, rows, g, *c, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
         c = (*c, np.float32(scale))
         cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], c), len(rows), _ROWS)

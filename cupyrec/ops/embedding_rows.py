@@ -9,6 +9,7 @@ addresses, k and the stride.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,9 @@ from numba.extending import intrinsic
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 
-__all__ = ["RowMemory", "check_rows", "gather_rows", "row_at", "write_rows"]
+__all__ = [
+    "RowMemory", "check_rows", "gather_rows", "row_at", "row_kernel", "update_rows", "write_rows",
+]  # fmt: skip
 
 _ROWS = 512  # rows a block of a CPU loop
 _WARPS = 8  # a block of a kernel
@@ -127,8 +130,49 @@ def check_rows(where: str, memory: RowMemory, rows: Any, g: Any, parts: int = 1)
     _check_width(where, memory, "g", g, parts)
 
 
+def row_kernel(file: str, name: str, constants: str) -> Kernel:
+    """Declare the kernel of an update of rows, which `update_rows` launches.
+
+    Parameters
+    ----------
+    file, name : str
+    constants : str
+        Parameters between the gradient and the pointer `scale`.
+
+    Examples
+    --------
+    >>> kernel = row_kernel("sgd.cu", "sgd_rows", "float rate")
+    >>> kernel.geometry(U=100, D=128, vector=4)
+    Geometry(grid=13, block=256, shared=0)
+    """
+    return Kernel(
+        file, name,
+        "const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,"
+        f" {constants}, const float* scale, int64_t row_count",
+        lambda U, D, vector: Geometry(blocks(U * D // vector, 256), 256), optional="scale",
+    )  # fmt: skip
+
+
+def update_rows(
+    xp: ModuleType, kernel: Kernel, memory: RowMemory, rows: Any, g: Any, *constants: Any
+) -> None:
+    """Launch a `row_kernel` on what `check_rows` has passed; `scale` is the last constant.
+
+    Examples
+    --------
+    See `cupyrec.ops.sgd.sgd_rows`.
+    """
+    rows, g = xp.ascontiguousarray(rows), xp.ascontiguousarray(g)
+    (count, width), vector = g.shape, vector_width(g.shape[1], g)
+    kernel(
+        *memory, rows, g, *constants, count,
+        macros={"DIM": width, "VECTOR": vector}, U=count, D=width, vector=vector,
+    )  # fmt: skip
+
+
 def _check_width(where: str, memory: RowMemory, name: str, array: Any, parts: int) -> None:
     errors.dtype(where, "memory.chunks", memory.chunks, np.uint64)
+    errors.columns(where, name, array)
     if parts * array.shape[1] > memory.stride:  # the loops would write into the next row
         raise ValueError(
             f"{where}: '{name}' must have {parts} * D <= {memory.stride}, the floats of a row, "
@@ -151,7 +195,7 @@ def gather_rows(memory: RowMemory, rows: Any, inverse: Any, unseen: Any, out: An
     Raises
     ------
     ValueError, TypeError
-        Shapes, dtypes or devices that don't agree. Row numbers are not checked.
+        Shapes, dtypes or devices that don't agree, D = 0. Row numbers are not checked.
 
     Examples
     --------
@@ -204,7 +248,7 @@ def write_rows(memory: RowMemory, first_row: int, values: Any) -> None:
     Raises
     ------
     ValueError, TypeError
-        Another shape or dtype. Row numbers are not checked.
+        Another shape or dtype, D = 0. Row numbers are not checked.
 
     Examples
     --------

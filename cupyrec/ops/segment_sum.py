@@ -81,7 +81,7 @@ def segment_sum(x: Any, offsets: Any, positions: Any) -> Any:
     Raises
     ------
     ValueError, TypeError
-        Shapes or dtypes that don't agree.
+        Shapes or dtypes that don't agree, D = 0.
 
     Examples
     --------
@@ -95,6 +95,7 @@ def segment_sum(x: Any, offsets: Any, positions: Any) -> Any:
     errors.dtype("segment_sum", "offsets", offsets, np.int64)
     errors.dtype("segment_sum", "positions", positions, np.int64)
     errors.axes("segment_sum", x=(x, "N D"), positions=(positions, "N"), offsets=(offsets, "U"))
+    errors.columns("segment_sum", "x", x)
     x = xp.ascontiguousarray(x)
     if xp is not np:
         out = xp.empty((len(offsets) - 1, x.shape[1]), x.dtype)

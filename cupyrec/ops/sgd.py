@@ -12,7 +12,7 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.clip_scale import scale_pointer, scale_value
-from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at
+from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at, row_kernel, update_rows
 
 __all__ = ["sgd_dense", "sgd_rows"]
 
@@ -35,12 +35,7 @@ _dense = Kernel(
     "sgd.cu", "sgd_dense", "float* w, const float* g, float rate, const float* scale, int64_t n",
     lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
 )  # fmt: skip
-_rows = Kernel(
-    "sgd.cu", "sgd_rows",
-    "const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g, float rate,"
-    " const float* scale, int64_t row_count",
-    lambda U, D, vector: Geometry(blocks(U * D // vector, 256), 256), optional="scale",
-)  # fmt: skip
+_rows = row_kernel("sgd.cu", "sgd_rows", "float rate")
 
 
 def sgd_dense(w: Any, g: Any, *, lr: float, scale: Any = 1.0) -> None:
@@ -106,12 +101,7 @@ def sgd_rows(memory: RowMemory, rows: Any, g: Any, *, lr: float, scale: Any = 1.
     check_rows("sgd_rows", memory, rows, g)
     xp = arrays.namespace("sgd_rows", memory.chunks, rows, g)
     if xp is not np:
-        rows, g = xp.ascontiguousarray(rows), xp.ascontiguousarray(g)
-        (count, width), vector = g.shape, vector_width(g.shape[1], g)
-        _rows(
-            *memory, rows, g, lr, scale_pointer(xp, scale), count,
-            macros={"DIM": width, "VECTOR": vector}, U=count, D=width, vector=vector,
-        )  # fmt: skip
+        update_rows(xp, _rows, memory, rows, g, lr, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
         rate = np.float32(lr * scale)
         cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], rate), len(rows), _ROWS)
