@@ -8,6 +8,7 @@ from test_hash_table import HIGH, LOW, keys
 from test_hash_table import arrays as columns
 
 from cupyrec import arrays
+from cupyrec.ops import unique_keys as module
 from cupyrec.ops.unique_keys import unique_keys
 
 few = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -31,7 +32,7 @@ def test_small_batches(xp, batch):
     check_like_cpu(xp, *columns(batch * 2))
 
 
-@pytest.mark.parametrize("n", [0, 1, 3, 17, 32, 127, 256, 257, 1025])
+@pytest.mark.parametrize("n", [0, 1, 3, 17, 32, 127, 256, 257, 1025, 2048, 2049])
 @pytest.mark.parametrize("different", [1, 2, 10_000])
 def test_sizes(xp, n, different):
     """From all keys equal to all keys distinct; ids whose low bits agree."""
@@ -72,21 +73,49 @@ def test_thread_order(xp, same):
     oracle.check_thread_order(xp, lambda: unique_keys(*here))
 
 
+# The sort
+
+
+def test_digits_cover_all_numbers_in_few_passes():
+    for n in [*range(1, 300), *(2**k + d for k in range(9, 31) for d in (-1, 0, 1)), 2**31 - 1]:
+        bits, width = module._digits(n)
+        assert n <= 2**bits
+        assert 5 <= width <= 8
+        assert -(-bits // width) == -(-bits // 8)
+
+
+@pytest.mark.parametrize("digits", [(11, 5), (11, 8), (18, 6), (21, 7), (31, 8)], ids=str)
+def test_any_number_of_passes(xp, digits, monkeypatch):
+    """As many keys would have; bits that are 0 change no order."""
+    monkeypatch.setattr(module, "_digits", lambda n: digits)
+    check_like_cpu(xp, *zipf(2100))
+
+
+def bytes_of_module_functions(n):
+    """What the fill of slots and the sums read and write."""
+    bits, width = module._digits(n)
+    counts = -(-n // 2048) << width
+    return 4 * (1 << (2 * n).bit_length()) + 8 * -(-n // 32) + 8 * counts * -(-bits // width)
+
+
 @pytest.mark.parametrize("distribution", ["zipf", "equal", "distinct"])
-def test_costs(xp, distribution):
-    if xp is not arrays.module("sim"):
-        pytest.skip("the simulator counts them")
-    n = 7000
+def test_costs(sim, distribution):
+    n = 6656
     tables, ids = zipf(n)
     if distribution != "zipf":
         tables[:], ids = 0, np.arange(n) if distribution == "distinct" else np.zeros(n, np.int64)
-    with xp.record() as seen:
-        unique_keys(xp.asarray(tables), xp.asarray(ids))
+    with sim.record() as seen:
+        got = unique_keys(sim.asarray(tables), sim.asarray(ids))
     assert seen.syncs == 1
+    assert "sort" not in [launch.name for launch in seen.launches]
     counts = [launch.result.counts for launch in seen.launches if launch.result]
-    assert len(counts) == 4
+    assert len(counts) == 6
+    ideal = tables.nbytes + ids.nbytes + sum(array.nbytes for array in got)
+    moved = sum(c["bytes_read"] + c["bytes_written"] for c in counts)
+    assert moved + bytes_of_module_functions(n) <= 3.2 * ideal
+    assert sum(c["sectors"] for c in counts) / n <= 10.5
+    assert not any(c["bank_conflicts"] for c in counts)
     assert all(c["longest_warp"] <= 4 * c["mean_warp"] for c in counts)
-    assert sum(c["sectors"] for c in counts) / n <= 8.5
 
 
 def test_refuses(xp):

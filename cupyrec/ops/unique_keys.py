@@ -4,7 +4,8 @@
     positions[offsets[u] : offsets[u + 1]] = the i of unique key u, ascending
 
 A hash table of this batch alone, small enough for the cache, does it: on the CPU in one pass, on a
-device by finding the first occurrence of each key, numbering those, and sorting (number, i).
+device by finding the first occurrence of each key, numbering those, and sorting (number, i) by the
+digits of the number.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from cupyrec.ops.hash_table import check_keys, hash_key
 __all__ = ["UniqueKeys", "unique_keys"]
 
 _EMPTY = 2**31 - 1
+_TILE = 2048  # keys that a block sorts
 
 
 class UniqueKeys(NamedTuple):
@@ -86,6 +88,10 @@ def _per_key(n: int) -> Geometry:
     return Geometry(blocks(n, 256), 256)
 
 
+def _per_tile(n: int) -> Geometry:
+    return Geometry(blocks(n, _TILE), 256)
+
+
 _claim = Kernel(
     "unique_keys.cu", "unique_claim",
     "const uint32_t* tables, const int64_t* ids, int* slots, uint32_t mask, uint32_t* places,"
@@ -93,20 +99,25 @@ _claim = Kernel(
     _per_key,
 )  # fmt: skip
 _first = Kernel(
-    "unique_keys.cu", "unique_first", "const int* slots, uint32_t* places, int* flags, int64_t n",
-    _per_key,
+    "unique_keys.cu", "unique_first",
+    "const int* slots, uint32_t* places, uint32_t* marks, int* marked, int64_t n", _per_key,
 )  # fmt: skip
 _number = Kernel(
     "unique_keys.cu", "unique_number",
-    "const uint32_t* tables, const int64_t* ids, const uint32_t* places, const int* sums,"
-    " uint32_t* unique_tables, int64_t* unique_ids, int64_t* inverse, uint64_t* sortable,"
-    " int64_t n",
-    _per_key,
+    "const uint32_t* tables, const int64_t* ids, const uint32_t* places, const uint32_t* marks,"
+    " const int* sums, uint32_t* unique_tables, int64_t* unique_ids, int64_t* inverse,"
+    " uint32_t* numbers, int* counts, int64_t n",
+    _per_tile,
 )  # fmt: skip
-_segments = Kernel(
-    "unique_keys.cu", "unique_segments",
-    "const uint64_t* sorted, int64_t* offsets, int64_t* positions, int64_t n",
-    _per_key,
+_count = Kernel(
+    "unique_keys.cu", "unique_count", "const uint64_t* pairs, int* counts, int shift, int64_t n",
+    _per_tile,
+)  # fmt: skip
+_scatter = Kernel(
+    "unique_keys.cu", "unique_scatter",
+    "const uint32_t* numbers, const uint64_t* pairs, const int* sums, uint64_t* sorted,"
+    " int64_t* positions, int64_t* offsets, int shift, int64_t n",
+    _per_tile, optional="numbers pairs sorted positions offsets",
 )  # fmt: skip
 
 
@@ -160,12 +171,44 @@ def _on_device(xp: ModuleType, tables: Any, ids: Any, n: int) -> UniqueKeys:
     if n == 0:
         return UniqueKeys(unique_tables, unique_ids, inverse, xp.zeros(1, np.int64), positions)
     slots = xp.full(1 << (2 * n).bit_length(), _EMPTY, np.int32)
-    places, flags = xp.empty(n, np.uint32), xp.empty(n, np.int32)
+    places, words = xp.empty(n, np.uint32), blocks(n, 32)
+    marks, marked = xp.empty(words, np.uint32), xp.empty(words, np.int32)
     _claim(tables, ids, slots, slots.size - 1, places, n, n=n)
-    _first(slots, places, flags, n, n=n)
-    sums = xp.cumsum(flags, dtype=np.int32)
-    sortable, offsets = xp.empty(n, np.uint64), xp.empty(n + 1, np.int64)
-    _number(tables, ids, places, sums, unique_tables, unique_ids, inverse, sortable, n, n=n)
-    _segments(xp.sort(sortable), offsets, positions, n, n=n)
-    u = int(sums[-1:].item())  # last, since CuPy's sort waits too
+    _first(slots, places, marks, marked, n, n=n)
+    sums = xp.cumsum(marked, dtype=np.int32)
+    _, width = _digits(n)
+    numbers, counts = xp.empty(n, np.uint32), xp.empty(blocks(n, _TILE) << width, np.int32)
+    _number(
+        tables, ids, places, marks, sums, unique_tables, unique_ids, inverse, numbers, counts, n,
+        macros={"BITS": width}, n=n,
+    )  # fmt: skip
+    offsets = xp.empty(n + 1, np.int64)
+    _sort(xp, numbers, counts, offsets, positions)
+    u = int(sums[-1:].item())  # last, so that the host waits when all is under way
     return UniqueKeys(unique_tables[:u], unique_ids[:u], inverse, offsets[: u + 1], positions)
+
+
+def _digits(n: int) -> tuple[int, int]:
+    """Bits of the largest u that n keys can have, and those of a digit: few passes, small tables.
+
+    U itself is on the device.
+    """
+    bits = max(1, (n - 1).bit_length())
+    return bits, max(5, blocks(bits, blocks(bits, 8)))
+
+
+def _sort(xp: ModuleType, numbers: Any, counts: Any, offsets: Any, positions: Any) -> None:
+    """Fill `positions` and `offsets`; `counts` are those of the first digit."""
+    n = len(numbers)
+    bits, width = _digits(n)
+    macros, pairs = {"BITS": width}, None
+    for shift in range(0, bits, width):
+        if shift:
+            _count(pairs, counts, shift, n, macros=macros, n=n)
+        sums = xp.cumsum(counts, dtype=np.int32)
+        if shift + width < bits:
+            to = xp.empty(n, np.uint64), None, None
+        else:
+            to = None, positions, offsets
+        _scatter(None if shift else numbers, pairs, sums, *to, shift, n, macros=macros, n=n)
+        pairs = to[0]
