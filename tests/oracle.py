@@ -142,11 +142,22 @@ def uniform_vectors(tables, ids, width: int, seed: int, low: float, high: float)
 
 
 def hash_key(table: int, key: int) -> int:
-    """MurmurHash3's 64-bit finalizer over id + (table + 1) * 2^64 / golden ratio."""
-    h = (key + (table + 1) * 0x9E3779B97F4A7C15) % 2**64
+    """MurmurHash3's finalizer; (table + 1) * 2^64 / golden ratio is added after its first round."""
+    h = key % 2**64
     h = (h ^ h >> 33) * 0xFF51AFD7ED558CCD % 2**64
+    h = (h + (table + 1) * 0x9E3779B97F4A7C15) % 2**64
     h = (h ^ h >> 33) * 0xC4CEB9FE1A85EC53 % 2**64
     return h ^ h >> 33
+
+
+def keys_of_equal_hash(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """(tables, ids): the first round of each id undoes what its table adds after it."""
+    inverse = pow(0xFF51AFD7ED558CCD, -1, 2**64)
+    ids = []
+    for table in range(count):
+        h = -(table + 1) * 0x9E3779B97F4A7C15 * inverse % 2**64
+        ids.append(h ^ h >> 33)
+    return np.arange(count, dtype=np.uint32), np.array(ids, np.uint64).view(np.int64)
 
 
 # Forward and backward, in float64

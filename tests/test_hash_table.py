@@ -88,10 +88,8 @@ def test_one_id_in_many_tables():
 
 
 def test_keys_of_equal_hash_are_told_apart():
-    """(table, id) and (table + 1, id - golden ratio) have one hash: all of its 64 bits."""
-    golden = 0x9E3779B97F4A7C15 - 2**64
-    ids = np.array([-n * golden % 2**64 for n in range(50)], np.uint64).view(np.int64)
-    tables = np.arange(50, dtype=np.uint32)
+    """All of its 64 bits."""
+    tables, ids = oracle.keys_of_equal_hash(50)
     hashes = {int(hash_key(*key)) for key in zip(tables, ids, strict=True)}
     assert len(hashes) == 1
     table = HashTable()
@@ -100,9 +98,17 @@ def test_keys_of_equal_hash_are_told_apart():
     np.testing.assert_array_equal(table.find(tables, ids), expected)
 
 
+def test_ids_a_constant_apart_do_not_collide_across_tables():
+    """As those of a log whose ids are themselves hashed by multiplying."""
+    for constant in (1, 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        ids = np.array([n * constant % 2**64 for n in range(100)], np.uint64).view(np.int64)
+        hashes = {int(hash_key(np.uint32(t), i)) for t in range(30) for i in ids}
+        assert len(hashes) == 3000
+
+
 def test_tables_of_equal_slot_and_tag_are_told_apart():
-    """Of id 0, tables 0 and 81,370,235 have the same low 10 and high 16 bits of hash."""
-    tables, ids = np.array([0, 81_370_235], np.uint32), np.zeros(2, np.int64)
+    """Of id 0, tables 0 and 99,332,920 have the same low 10 and high 16 bits of hash."""
+    tables, ids = np.array([0, 99_332_920], np.uint32), np.zeros(2, np.int64)
     a, b = (int(hash_key(*key)) for key in zip(tables, ids, strict=True))
     assert (a % 1024, a >> 48) == (b % 1024, b >> 48)
     table = HashTable()

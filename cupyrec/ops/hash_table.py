@@ -26,9 +26,11 @@ _1, _33 = np.uint64(1), np.uint64(33)
 
 @cpu.exact_loop
 def hash_key(table, key) -> np.uint64:
-    """64 bits of (table, id): the finalizer of MurmurHash3 over id + table * odd constant."""
-    h = np.uint64(key) + (np.uint64(table) + _1) * np.uint64(0x9E3779B97F4A7C15)
+    """64 bits of (table, id): MurmurHash3's finalizer of the id, the table added after its first
+    round: added to the id itself, ids a constant apart in tables side by side would collide."""
+    h = np.uint64(key)
     h = (h ^ (h >> _33)) * np.uint64(0xFF51AFD7ED558CCD)
+    h += (np.uint64(table) + _1) * np.uint64(0x9E3779B97F4A7C15)
     h = (h ^ (h >> _33)) * np.uint64(0xC4CEB9FE1A85EC53)
     return h ^ (h >> _33)
 
