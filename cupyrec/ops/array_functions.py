@@ -97,7 +97,7 @@ def _names_once(part: Any) -> bool:
     """Whether a part of an index can't name an element twice."""
     if part is None or part is ... or isinstance(part, (int, np.integer, slice)):
         return True
-    return getattr(part, "dtype", None) == bool
+    return getattr(part, "dtype", np.dtype(int)).kind == "b"
 
 
 class _GetItem(Function):
