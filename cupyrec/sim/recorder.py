@@ -28,7 +28,10 @@ _schedule = (80, 0)
 
 
 class Launch(NamedTuple):
-    """One launch; `ptx` and `result` are there for the kernels of cupyrec alone."""
+    """One launch; `ptx` and `result` are there for the kernels of cupyrec alone, `moved` for others.
+
+    `moved` are the bytes that a function of the array module must at least read and write.
+    """
 
     name: str
     grid: tuple[int, ...] = ()
@@ -37,6 +40,7 @@ class Launch(NamedTuple):
     ptx: str = ""
     result: Result | None = None
     file: str = ""
+    moved: int = 0
 
 
 @dataclasses.dataclass
