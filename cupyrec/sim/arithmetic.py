@@ -9,7 +9,7 @@ import numpy as np
 from cupyrec.sim import rounding
 from cupyrec.sim.ptx import HALVES, Instruction
 
-__all__ = ["FLOAT", "WHOLE", "rule"]
+__all__ = ["FLOAT", "WHOLE", "multiply", "rule"]
 
 Rule = tuple[list[str], list[str], Callable]  # types of results and operands, function
 MODES = {"rn", "rz", "rm", "rp"}
@@ -69,7 +69,8 @@ WHOLE = {
 }  # fmt: skip
 
 
-def _multiply(kind: str, part: str) -> Callable:
+def multiply(part: str) -> Callable:
+    """Return the product's ``lo`` or ``hi`` half, or all of it, ``wide``."""
     if part == "hi":
         return _multiply_high
     if part == "wide":
@@ -193,10 +194,10 @@ def rule(root: str, flags: list[str], instruction: Instruction) -> Rule | None:
     if kind[0] in "suo" and "f" not in kind:
         result = _twice(kind, rest)
         if root == "mul" and rest <= {"lo", "hi", "wide"}:
-            return [result], [kind] * 2, _multiply(kind, *rest)
+            return [result], [kind] * 2, multiply(*rest)
         if root == "mad" and rest <= {"lo", "hi", "wide"}:
-            multiply = _multiply(kind, *rest)
-            return [result], [kind, kind, result], lambda a, b, c: multiply(a, b) + c
+            times = multiply(*rest)
+            return [result], [kind, kind, result], lambda a, b, c: times(a, b) + c
         if sat and kind == "s32" and root in {"add", "sub"}:
             sign = 1 if root == "add" else -1
             return [kind], [kind] * 2, lambda a, b: _clipped_add(a, b, sign)
