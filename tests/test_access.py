@@ -246,55 +246,6 @@ def test_blocks_are_ordered_by_fences_on_both_sides(writer, reader, right, seed)
         only(result, "race", "= data[threadIdx.x]")
 
 
-# Atomics
-
-
-ATOMIC = {
-    "add.u32": lambda x, b: (x + b) % 2**32, "min.s32": min, "max.s32": max,
-    "and.b32": lambda x, b: x & b, "or.b32": lambda x, b: x | b, "xor.b32": lambda x, b: x ^ b,
-    "exch.b32": lambda x, b: b, "inc.u32": lambda x, b: 0 if x >= b else x + 1,
-    "dec.u32": lambda x, b: b if x == 0 or x > b else x - 1,
-    "add.u64": lambda x, b: (x + b) % 2**64, "min.u64": min, "max.s64": max,
-    "exch.b64": lambda x, b: b, "add.f32": lambda x, b: x + b, "add.f64": lambda x, b: x + b,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ATOMIC)
-def test_atomics_one_lane_after_the_other(name):
-    kind = name.split(".")[1]
-    signed = {"b": "u"}.get(kind[0], kind[0])
-    dtype = np.dtype(f"{signed.replace('s', 'i')}{int(kind[1:]) // 8}")
-    b = np.array([5, 3, 8, 0, 7, 12, 2, 9], dtype)
-    cell, old = np.array([4], dtype), np.zeros(8, dtype)
-    text = (
-        f"ld.global.{kind} %v0, [%rd1];\natom.global.{name} %v1, [%rd0], %v0;\n"
-        f"st.global.{kind} [%rd2], %v1;"
-    )
-    source = kernel(text, [0, b.itemsize, b.itemsize], f".reg .b{kind[1:]} %v<2>;")
-    assert sim.run(source, "f", 1, 8, (cell, b, old)).faults == []
-    x, seen = dtype.type(4).item(), []
-    for value in b.tolist():
-        seen.append(x)
-        x = ATOMIC[name](x, value)
-    assert (cell.tolist(), old.tolist()) == ([x], seen)
-    again = np.array([4], dtype)
-    red = kernel(text.replace("atom", "red").replace("%v1, [", "[").split("\nst")[0],
-                 [0, b.itemsize], f".reg .b{kind[1:]} %v<2>;")  # fmt: skip
-    if "exch" not in name:
-        sim.run(red, "f", 1, 8, (again, b))
-        assert again.tolist() == [x]
-
-
-@pytest.mark.parametrize("bits", [16, 32, 64])
-def test_compare_and_swap(bits):
-    dtype = np.dtype(f"u{bits // 8}")
-    cells, old = np.array([0, 7, 0], dtype), np.zeros(3, dtype)
-    text = f"atom.global.cas.b{bits} %v1, [%rd0], 0, 9;\nst.global.b{bits} [%rd1], %v1;"
-    source = kernel(text, [dtype.itemsize] * 2, f".reg .b{bits} %v<2>;")
-    sim.run(source, "f", 1, 3, (cells, old))
-    assert (cells.tolist(), old.tolist()) == ([9, 7, 9], [0, 7, 0])
-
-
 # Counters
 
 

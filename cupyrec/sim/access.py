@@ -1,4 +1,4 @@
-"""Loads, stores and atomics: each is checked, counted, and kept for the search for races."""
+"""Loads and stores: each is checked, counted, and kept for the search for races."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupyrec import cpu
 from cupyrec.sim import memory
 from cupyrec.sim.ptx import Address, Function, Instruction, dtype_of, width
 
 if TYPE_CHECKING:
     from cupyrec.sim.machine import Group, Machine, Step
 
-__all__ = ["MEMORY", "SPACES", "Place", "decode", "nbytes"]
+__all__ = ["MEMORY", "SPACES", "Place", "decode", "listed", "nbytes", "semantics"]
 
 MEMORY = {"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix"}
 SPACES = {"global", "shared", "local", "const", "param"}
@@ -140,14 +139,14 @@ class Place:
 
 
 def decode(machine: Machine, function: Function, instruction: Instruction) -> Step | None:
-    """Return the step of a load, store or atomic, None for others."""
+    """Return the step of a load or store, None for others."""
     root, *flags = instruction.parts
-    maker = {"ld": _load, "ldu": _load, "st": _store, "atom": _atomic, "red": _atomic}.get(root)
+    maker = {"ld": _load, "ldu": _load, "st": _store}.get(root)
     return maker(machine, function, instruction, flags) if maker else None
 
 
-def _semantics(flags: list[str]) -> tuple[bool, bool, bool, bool]:
-    """(plain, acquires, releases, for its block alone)."""
+def semantics(flags: list[str]) -> tuple[bool, bool, bool, bool]:
+    """Return whether it is plain, acquires, releases, and is for its block alone."""
     return (
         not STRONG & set(flags),
         bool({"acquire", "acq_rel"} & set(flags)),
@@ -156,7 +155,8 @@ def _semantics(flags: list[str]) -> tuple[bool, bool, bool, bool]:
     )
 
 
-def _listed(operand: object) -> tuple:
+def listed(operand: object) -> tuple:
+    """Return the parts of ``{a, b}``, or an operand alone."""
     return (
         operand if isinstance(operand, tuple) and not isinstance(operand, Address) else (operand,)
     )
@@ -176,7 +176,7 @@ def _call_store(
 
 
 def _load(machine: Machine, function: Function, instruction: Instruction, flags: list) -> Step:
-    targets, operand = _listed(instruction.operands[0]), instruction.operands[1]
+    targets, operand = listed(instruction.operands[0]), instruction.operands[1]
     kind, size = flags[-1], nbytes(instruction)
     dtype = dtype_of(kind)
     puts = [machine.sink(function, target, kind) for target in targets]
@@ -189,7 +189,7 @@ def _load(machine: Machine, function: Function, instruction: Instruction, flags:
 
         return from_call
     place = Place(machine, function, operand, flags)
-    plain, acquires, _, narrow = _semantics(flags)
+    plain, acquires, _, narrow = semantics(flags)
     words = machine.heap.words[dtype.itemsize]
 
     def step(group: Group) -> None:
@@ -224,7 +224,7 @@ def _uniform_load(
 
 
 def _store(machine: Machine, function: Function, instruction: Instruction, flags: list) -> Step:
-    operand, values = instruction.operands[0], _listed(instruction.operands[1])
+    operand, values = instruction.operands[0], listed(instruction.operands[1])
     kind, size = flags[-1], nbytes(instruction)
     dtype = dtype_of(kind)
     sources = [machine.source(function, value, kind) for value in values]
@@ -237,7 +237,7 @@ def _store(machine: Machine, function: Function, instruction: Instruction, flags
 
         return to_call
     place = Place(machine, function, operand, flags)
-    plain, _, releases, narrow = _semantics(flags)
+    plain, _, releases, narrow = semantics(flags)
     heap = machine.heap
     words = heap.words[dtype.itemsize]
 
@@ -248,92 +248,5 @@ def _store(machine: Machine, function: Function, instruction: Instruction, flags
         memory.store(address, found, heap.base, words, row, heap.written)
         if not plain:
             machine.order.write(machine.now, group.lanes, address, releases, narrow)
-
-    return step
-
-
-# Atomics
-
-ADD, MIN, MAX, EXCH, CAS, AND, OR, XOR, INC, DEC = range(10)
-NAMES = "add min max exch cas and or xor inc dec".split()
-
-
-@cpu.exact_loop
-def _update(address, found, base, words, operation, b, c, old):
-    """One lane after the other: old[i] = *address[i]; *address[i] = old[i] ∘ b[i]."""
-    for i in range(address.size):
-        if found[i] < 0 and found[i] != memory.UNWRITTEN:
-            old[i] = 0
-            continue
-        j = (address[i] - base) // words.itemsize
-        x = words[j]
-        old[i] = x
-        if operation == ADD:
-            x += b[i]
-        elif operation == MIN:
-            x = min(x, b[i])
-        elif operation == MAX:
-            x = max(x, b[i])
-        elif operation == EXCH:
-            x = b[i]
-        elif operation == CAS and x == b[i]:
-            x = c[i]
-        words[j] = x
-
-
-@cpu.exact_loop
-def _update_bits(address, found, base, words, operation, b, old):
-    """The same of operations on bits and counters."""
-    zero, one = words.dtype.type(0), words.dtype.type(1)
-    for i in range(address.size):
-        if found[i] < 0 and found[i] != memory.UNWRITTEN:
-            old[i] = 0
-            continue
-        j = (address[i] - base) // words.itemsize
-        x = words[j]
-        old[i] = x
-        if operation == AND:
-            x &= b[i]
-        elif operation == OR:
-            x |= b[i]
-        elif operation == XOR:
-            x ^= b[i]
-        elif operation == INC:
-            x = zero if x >= b[i] else x + one
-        elif operation == DEC:
-            x = b[i] if x == zero or x > b[i] else x - one
-        words[j] = x
-
-
-def _atomic(
-    machine: Machine, function: Function, instruction: Instruction, flags: list
-) -> Step | None:
-    name = next((f for f in flags if f in NAMES), None)
-    kind, size = flags[-1], nbytes(instruction)
-    if name is None or kind not in {"b16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64"}:
-        return None
-    put, operands = None, list(instruction.operands)
-    if instruction.parts[0] == "atom":
-        put = machine.sink(function, operands.pop(0), kind)
-    place = Place(machine, function, operands.pop(0), flags)
-    b, *c = (machine.source(function, o, kind) for o in operands)
-    operation, dtype, heap = NAMES.index(name), dtype_of(kind), machine.heap
-    words = heap.bytes.view(dtype)
-    _, acquires, releases, narrow = _semantics(flags)
-
-    def step(group: Group) -> None:
-        t, now, lanes = group.t, machine.now, group.lanes
-        address = place.address(t)
-        found = place.touch(group, address, size, True, True, False)
-        old = np.empty(address.size, dtype)
-        if operation <= CAS:
-            other = (c[0] if c else b)[t]
-            _update(address, found, heap.base, words, operation, b[t], other, old)
-        else:
-            _update_bits(address, found, heap.base, words, operation, b[t], old)
-        wrote = old == b[t] if operation == CAS else np.ones(lanes.size, bool)
-        machine.order.update(now, lanes, address, acquires, releases, narrow, wrote)
-        if put:
-            put(t, old)
 
     return step

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupyrec.sim import access, alu, carries, control, copies, moves
+from cupyrec.sim import access, alu, atomics, carries, control, copies, moves
 from cupyrec.sim.memory import Allocation, Heap, Table
 from cupyrec.sim.order import Order
 from cupyrec.sim.ptx import Address, Function, Instruction, Module, Variable, dtype_of, width
@@ -213,6 +213,7 @@ class Machine(Threads):
                 step = (
                     self._lane_by_lane(function, instruction)
                     or access.decode(self, function, instruction)
+                    or atomics.decode(self, function, instruction)
                     or moves.decode(self, function, instruction)
                     or carries.decode(self, function, instruction)
                 )
