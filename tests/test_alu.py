@@ -49,7 +49,7 @@ def test_choices():
 
 
 def test_unknown_is_quoted_with_its_line():
-    with pytest.raises(PtxError, match=r"got 'add\.rz\.f64 %v0, %v1, %v2' \(PTX line \d+, :0\)"):
-        execute("add.rz.f64", "f64", ("f64", [1.0]), ("f64", [1.0]))
+    with pytest.raises(PtxError, match=r"got 'add\.sat\.f64 %v0, %v1, %v2' \(PTX line \d+, :0\)"):
+        execute("add.sat.f64", "f64", ("f64", [1.0]), ("f64", [1.0]))
     with pytest.raises(PtxError, match=r"'frobnicate\.b32 %v0, %v1'"):
         execute("frobnicate.b32", "b32", ("b32", [1]))

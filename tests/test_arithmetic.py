@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from one_instruction import EDGES, FLOATS, TABLES, check_same, execute, flushed, pairs, wrap
+from one_instruction import EDGES, FLOATS, NUMPY, TABLES, check_same, execute, flushed, pairs, wrap
 
 
 def quotient(a, b):
@@ -214,3 +214,108 @@ def test_halves_are_rounded_once(name, kind):
     packed = [x.astype(np.uint32) << 16 | x for x in operands]
     two = execute(f"{full}x2", f"{kind}x2", *((f"{kind}x2", x) for x in packed))
     np.testing.assert_array_equal(two, got.astype(np.uint32) << 16 | got)
+
+
+@pytest.mark.parametrize("name", ["min", "max"])
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@np.errstate(all="ignore")
+def test_halves_clamped(name, kind):
+    a, b = pairs(HALVES)
+    top = {"f16": 0x7C00, "bf16": 0x7F80}[kind]
+    nan = [(x & 0x7FFF) > top or (y & 0x7FFF) > top for x, y in zip(a, b, strict=True)]
+    plain = execute(f"{name}.{kind}", kind, (kind, a), (kind, b)).tolist()
+    got = execute(f"{name}.NaN.{kind}", kind, (kind, a), (kind, b)).tolist()
+    assert got == [0x7FFF if n else p for n, p in zip(nan, plain, strict=True)]
+    got = execute(f"{name}.relu.{kind}", kind, (kind, a), (kind, b)).tolist()
+    assert got == [0 if p >> 15 else p for p in plain]
+    got = execute(f"{name}.NaN.xorsign.abs.{kind}x2", f"{kind}x2", (f"{kind}x2", a),
+                  (f"{kind}x2", b)).tolist()  # fmt: skip
+    sizes = execute(f"{name}.{kind}", kind, (kind, a & 0x7FFF), (kind, b & 0x7FFF)).tolist()
+    signs = (a ^ b) & 0x8000
+    assert got == [
+        0x7FFF if n else s | int(sign) for n, s, sign in zip(nan, sizes, signs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_halves_saturated_and_positive(kind):
+    a, b = pairs(HALVES)
+    one = {"f16": 0x3C00, "bf16": 0x3F80}[kind]
+    top = {"f16": 0x7C00, "bf16": 0x7F80}[kind]
+
+    def saturated(x):
+        return 0 if x & 0x7FFF > top or x >> 15 else min(x, one)
+
+    def unsigned_zeros(bits):
+        return [x if x != 0x8000 else 0 for x in bits.tolist()]
+
+    for name in ["add", "sub", "mul"]:
+        plain = execute(f"{name}.{kind}", kind, (kind, a), (kind, b)).tolist()
+        got = execute(f"{name}.sat.{kind}", kind, (kind, a), (kind, b))
+        assert unsigned_zeros(got) == [saturated(x) for x in plain]
+    operands = (kind, a), (kind, b), (kind, [one])
+    plain = execute(f"fma.rn.{kind}", kind, *operands).tolist()
+    got = execute(f"fma.rn.sat.{kind}", kind, *operands)
+    assert unsigned_zeros(got) == [saturated(x) for x in plain]
+    got = execute(f"fma.rn.relu.{kind}", kind, *operands).tolist()
+    assert got == [0 if x >> 15 else x for x in plain]
+
+
+@np.errstate(all="ignore")
+def test_sign_by_xor():
+    a, b = pairs(FLOATS)
+    got = execute("min.xorsign.abs.f32", "f32", ("f32", a), ("f32", b))
+    truth = np.copysign(np.fmin(np.abs(a), np.abs(b)), np.copysign(1, a) * np.copysign(1, b))
+    check_same(got, truth.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "fma"])
+@pytest.mark.parametrize("ftz", [False, True])
+def test_two_floats(name, ftz):
+    a, b = pairs(FLOATS)
+    flag = (".rn" if name == "fma" else "") + ".ftz" * ftz
+    operands = [a, b, a[::-1]][: 3 if name == "fma" else 2]
+    one = [execute(f"{name}{flag}.f32", "f32", *(("f32", x) for x in r))
+           for r in (operands, [x[::-1] for x in operands])]  # fmt: skip
+    both = [np.stack([x, x[::-1]], axis=1).ravel().view(np.uint64) for x in operands]
+    got = execute(f"{name}{flag}.f32x2", "b64", *(("b64", x) for x in both))
+    want = np.stack(one, axis=1).astype(np.float32).ravel()
+    check_same(got.view(np.float32), want)
+
+
+@pytest.mark.parametrize("name", ["add", "min", "max"])
+@pytest.mark.parametrize("kind", ["s16", "u16"])
+def test_packed_whole_numbers(name, kind):
+    a, b = pairs(EDGES[kind])
+    both = [np.stack([x, x[::-1]], axis=1).copy().view(np.uint32)[:, 0] for x in (a, b)]
+    got = execute(f"{name}.{kind}x2", "b32", *(("b32", x) for x in both))
+    truth = [wrap(BINARY[name](int(x), int(y)), kind) for x, y in zip(a, b, strict=True)]
+    assert got.view(NUMPY[kind]).reshape(-1, 2).tolist() == [
+        [x, y] for x, y in zip(truth, truth[::-1], strict=True)
+    ]
+    if kind == "s16" and name != "add":
+        got = execute(f"{name}.relu.s16x2", "b32", *(("b32", x) for x in both))
+        assert got.view(np.int16)[::2].tolist() == [max(x, 0) for x in truth]
+
+
+def test_relu_of_whole_numbers():
+    a, b = pairs(EDGES["s32"])
+    got = execute("min.s32.relu", "s32", ("s32", a), ("s32", b))
+    assert got.tolist() == [max(min(x, y), 0) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["s32", "u32"])
+def test_24_bits(kind):
+    a, b = pairs(EDGES[kind])
+    c = np.resize(EDGES[kind], a.size)
+
+    def short(x):
+        x = int(x) % 2**24
+        return x - 2**24 if kind == "s32" and x >> 23 else x
+
+    products = [short(x) * short(y) for x, y in zip(a, b, strict=True)]
+    got = execute(f"mul24.lo.{kind}", kind, (kind, a), (kind, b))
+    assert got.tolist() == [wrap(p, kind) for p in products]
+    got = execute(f"mad24.hi.{kind}", kind, (kind, a), (kind, b), (kind, c))
+    truth = [wrap((p >> 16) + int(z), kind) for p, z in zip(products, c, strict=True)]
+    assert got.tolist() == truth

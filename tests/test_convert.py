@@ -86,21 +86,6 @@ def test_float64_to_float32(mode):
     assert execute(f"cvt.{mode}.f32.f64", "f32", ("f64", a)).tolist() == truth
 
 
-@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
-@pytest.mark.parametrize("name", ["add", "mul", "fma"])
-def test_directed_arithmetic(name, mode):
-    generator = np.random.default_rng(2)
-    a, b, c = generator.standard_normal((3, 300)).astype(np.float32)
-    c[::3] *= np.float32(1e-9)
-    exact = [tuple(Fraction(float(v)) for v in row) for row in zip(a, b, c, strict=True)]
-    if name == "fma":
-        truth = [nearest_or_directed(x * y + z, mode) for x, y, z in exact]
-    else:
-        truth = [nearest_or_directed(x + y if name == "add" else x * y, mode) for x, y, _ in exact]
-    operands = [("f32", v) for v in (a, b, c)][: 3 if name == "fma" else 2]
-    assert execute(f"{name}.{mode}.f32", "f32", *operands).tolist() == truth
-
-
 @pytest.mark.parametrize("mode", ROUND)
 def test_floats_to_integral_floats(mode):
     x = np.append(FLOATS, np.float32([0.5, 1.5, -2.5, 2.5, 8388609.0]))
@@ -153,6 +138,106 @@ def test_tf32():
     assert got.tolist() == [1.0, up, up, up, -up, np.inf]
 
 
+@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+@pytest.mark.parametrize("source", ["s32", "u32", "s64", "u64"])
+def test_whole_numbers_to_float64_directed(source, mode):
+    a = np.append(EDGES[source], np.array([3, 2**31 - 5], NUMPY[source]))
+    if a.itemsize == 8:
+        a = np.append(a, np.array([2**53 + 1, 2**62 - 3, 2**62 + 1, 2**54 + 2**32 + 1], a.dtype))
+    got = execute(f"cvt.{mode}.f64.{source}", "f64", (source, a))
+    for x, y in zip(a.tolist(), got.tolist(), strict=True):
+        down = mode == "rm" or (mode == "rz" and x > 0)
+        assert Fraction(y) <= x if down else Fraction(y) >= x
+        assert abs(Fraction(y) - x) < Fraction(float(np.spacing(abs(y)))) or x == 0
+
+
+@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_halves_directed(kind, mode):
+    values, bits = TABLES[kind]
+    inside = values[300:-300:397]
+    x = np.concatenate([inside, np.nextafter(inside, np.inf), [1e-45, -1e-45, 3e38, -3e38]])
+    x = x.astype(np.float32)
+    x = x[np.abs(x) <= values[-1]]
+    got = execute(f"cvt.{mode}.{kind}.f32", kind, ("f32", x))
+    for v, code in zip(x.tolist(), got.tolist(), strict=True):
+        down = mode == "rm" or (mode == "rz" and v > 0)
+        i = int(np.searchsorted(values, v, side="right" if down else "left")) - down
+        assert code in ({0, 0x8000} if values[i] == 0 else {int(bits[i])})
+    top = {"f16": 0x7C00, "bf16": 0x7F80}[kind]
+    got = execute(f"cvt.{mode}.{kind}.f64", kind, ("f64", [1e300, -1e300, np.inf, np.nan]))
+    up, down = top - (mode != "rp"), (top - (mode != "rm")) | 0x8000
+    assert got.tolist() == [up, down, top, 0x7FFF]
+
+
+@pytest.mark.parametrize("mode", ROUND)
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_halves_to_integral_halves(kind, mode):
+    values, bits = TABLES[kind]
+    chosen = np.abs(values) < 3000
+    values, bits = values[chosen][::53], bits[chosen][::53]
+    got = execute(f"cvt.{mode}.{kind}.{kind}", kind, (kind, bits))
+    back = execute(f"cvt.f32.{kind}", "f32", (kind, got)).tolist()
+    nearest = dict(zip(*TABLES[kind], strict=True))  # larger ones may not be held exactly
+    truth = [ROUND[mode](Fraction(v)) for v in values.tolist()]
+    assert [b for b, t in zip(back, truth, strict=True) if t in nearest] == [
+        t for t in truth if t in nearest
+    ]
+
+
+def test_relu():
+    x = [-1.5, -0.0, 0.25, np.inf, -np.inf, np.nan]
+    want = [0, 0, 0x3400, 0x7C00, 0, 0x7FFF]
+    assert execute("cvt.rn.relu.f16.f32", "f16", ("f32", x)).tolist() == want
+    got = execute("cvt.rn.relu.f16x2.f32", "f16x2", ("f32", x), ("f32", [1.0]))
+    assert got.tolist() == [w << 16 | 0x3C00 for w in want]
+
+
+def eight_bits(kind):
+    """Finite values and codes of an 8-bit float, by its definition."""
+    fraction, bias, codes = (3, 7, 0x7F) if kind == "e4m3x2" else (2, 15, 0x7C)
+    table = []
+    for code in range(codes):
+        exponent, rest = divmod(code, 1 << fraction)
+        whole = Fraction(rest, 1 << fraction) + (exponent > 0)
+        table.append((whole * Fraction(2) ** (max(exponent, 1) - bias), code))
+    return table + [(-v, c | 0x80) for v, c in table]
+
+
+@pytest.mark.parametrize("kind", ["e4m3x2", "e5m2x2"])
+def test_8_bit_floats(kind):
+    table = eight_bits(kind)
+    got = execute(f"cvt.rn.f16x2.{kind}", "f16x2", ("b16", [c << 8 | c ^ 0x80 for _, c in table]))
+    for (v, _), pair in zip(table, got.tolist(), strict=True):
+        both = np.array([pair], np.uint32).view(np.float16).tolist()
+        assert both == [-float(v), float(v)]
+    special = execute(f"cvt.rn.f16x2.{kind}", "f16x2", ("b16", [0x7F]))
+    assert special.tolist() == [0x7FFF]
+
+    largest = max(v for v, _ in table)
+    generator = np.random.default_rng(0)
+    middle = sorted(float(v) for v, _ in table)
+    middle = (np.array(middle[1:]) + middle[:-1]) / 2
+    x = np.concatenate(
+        [middle, generator.standard_normal(200) * 2.0 ** generator.integers(-12, 9, 200)]
+    )
+    x = np.append(x, [1e30, -1e30, np.inf, 1e-30, -1e-30, -0.0]).astype(np.float32)
+
+    def nearest(v):
+        near = max(min(Fraction(v), largest), -largest) if np.isfinite(v) else largest
+        sign = 0x80 * bool(np.signbit(np.float32(v)))
+        same = [(t, c) for t, c in table if c & 0x80 == sign]
+        return min(same, key=lambda p: (abs(p[0] - near), p[1] & 1))[1]
+
+    want = [nearest(v) for v in x.tolist()]
+    got = execute(f"cvt.rn.satfinite.{kind}.f32", "b16", ("f32", x), ("f32", [1.0]))
+    one = nearest(1.0)
+    assert got.tolist() == [w << 8 | one for w in want]
+    halves = execute("cvt.rn.f16x2.f32", "f16x2", ("f32", [2.0, np.nan]), ("f32", [1.0]))
+    got = execute(f"cvt.rn.satfinite.{kind}.f16x2", "b16", ("f16x2", halves))
+    assert got.tolist() == [nearest(2.0) << 8 | one, 0x7F00 | one]
+
+
 def test_unknown_rounding():
-    with pytest.raises(PtxError, match=r"'cvt\.rz\.f64\.s64"):
-        execute("cvt.rz.f64.s64", "f64", ("s64", [1]))
+    with pytest.raises(PtxError, match=r"'cvt\.rna\.f64\.s64"):
+        execute("cvt.rna.f64.s64", "f64", ("s64", [1]))

@@ -49,13 +49,12 @@ def test_odd_sum_is_the_sum_or_odd():
 
 
 @pytest.mark.parametrize("ftz", [False, True])
-@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
-def test_fused_flushes(mode, ftz):
+def test_fused_flushes(ftz):
     tiny = np.float32([1e-40, -1e-40, 2.0**-126])
     one, zero = np.float32(1), np.float32(0)
-    got = rounding.fused(mode, ftz)(tiny, one, zero)
+    got = rounding.fused(ftz)(tiny, one, zero)
     assert got.tolist() == ([0.0, -0.0, 2.0**-126] if ftz else tiny.tolist())
-    got = rounding.fused(mode, ftz)(np.float32([2.0**-100]), np.float32(2.0**-30), zero)
+    got = rounding.fused(ftz)(np.float32([2.0**-100]), np.float32(2.0**-30), zero)
     assert got.tolist() == ([0.0] if ftz else [2.0**-130])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cupyrec.sim import rounding
+from cupyrec.sim import directed, rounding
 from cupyrec.sim.ptx import HALVES, Instruction
 
 __all__ = ["FLOAT", "WHOLE", "multiply", "rule"]
@@ -63,9 +63,34 @@ def _clipped_add(a: np.ndarray, b: np.ndarray, sign: int) -> np.ndarray:
     return np.clip(_wide(a) + sign * _wide(b), -(2**31), 2**31 - 1).astype(a.dtype)
 
 
+def _packed(function: Callable) -> Callable:
+    """The function on both halves of 32 bits."""
+
+    def two(*operands: np.ndarray) -> np.ndarray:
+        kind = f"{operands[0].dtype.kind}2"
+        parts = [np.ascontiguousarray(x).view(kind) for x in operands]
+        return function(*parts).view(operands[0].dtype)
+
+    return two
+
+
+def _multiply_24(root: str, kind: str, part: str) -> Callable:
+    """Of the 48 bits of a product of 24-bit numbers the lower 32, or those from 16 on."""
+
+    def low(x: np.ndarray) -> np.ndarray:
+        eight = x.dtype.type(8)
+        return _wide((x << eight) >> eight)
+
+    def function(a: np.ndarray, b: np.ndarray, *c: np.ndarray) -> np.ndarray:
+        product = (low(a) * low(b) >> (16 if part == "hi" else 0)).astype(a.dtype)
+        return product + c[0] if c else product
+
+    return function
+
+
 WHOLE = {
     "add": np.add, "sub": np.subtract, "min": np.minimum, "max": np.maximum, "div": _divide,
-    "rem": _remainder, "neg": np.negative, "abs": np.abs,
+    "rem": _remainder, "neg": np.negative, "abs": np.abs, "mul24": None, "mad24": None,
 }  # fmt: skip
 
 
@@ -112,27 +137,16 @@ FLOAT = {
     "tanh": lambda x: np.tanh(x.astype(np.float64)).astype(x.dtype),
     "copysign": lambda a, b: np.copysign(b, a),
 }  # fmt: skip
-OPERANDS = {"fma": 3, "mad": 3, "dp4a": 3} | dict.fromkeys(
+SATURATED = {"add", "sub", "mul", "fma"}
+OPERANDS = {"fma": 3, "mad": 3, "mad24": 3} | dict.fromkeys(
     ["neg", "abs", "sqrt", "rcp", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh", "not", "cnot"], 1
 )
 
 
-def _directed(root: str, mode: str) -> Callable | None:
-    """The float32 operation rounded by `mode`; only these are known in other modes than rn."""
-    one = np.float32(1)
-    return {
-        "add": lambda a, b: rounding.fused(mode, False)(a, one, b),
-        "sub": lambda a, b: rounding.fused(mode, False)(a, one, -b),
-        "mul": lambda a, b: rounding.fused(mode, False)(a, b, np.float32(-0.0)),
-        "fma": rounding.fused(mode, False),
-        "mad": rounding.fused(mode, False),
-    }.get(root)
-
-
 def _float32(root: str, mode: str, ftz: bool, sat: bool) -> Callable | None:
-    if root in {"fma", "mad"} and not sat:
-        return rounding.fused(mode, ftz)
-    plain = FLOAT[root] if mode == "rn" else _directed(root, mode)
+    if root in {"fma", "mad"} and mode == "rn" and not sat:
+        return rounding.fused(ftz)
+    plain = FLOAT[root] if mode == "rn" else directed.float32(root, mode)
     if plain is None:
         return None
     if not (ftz or sat):
@@ -148,7 +162,13 @@ def _float32(root: str, mode: str, ftz: bool, sat: bool) -> Callable | None:
 
 def _passing_nan(pick: Callable) -> Callable:
     """min or max that returns NaN where an operand is NaN."""
-    return lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.float32(np.nan), pick(a, b))
+    return lambda a, b: np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), pick(a, b))
+
+
+def _xor_sign(pick: Callable) -> Callable:
+    """min or max of sizes, with the sign of the product."""
+    return lambda a, b: np.copysign(pick(np.abs(a), np.abs(b)), np.where(
+        np.signbit(a) ^ np.signbit(b), a.dtype.type(-1), a.dtype.type(1)))  # fmt: skip
 
 
 def _quiet(function: Callable) -> Callable:
@@ -164,9 +184,11 @@ def _quiet(function: Callable) -> Callable:
     return quieted
 
 
-def _half(root: str, kind: str) -> Callable:
+def _half(root: str, kind: str, sat: bool, rest: set[str]) -> Callable:
     """Operations of 16-bit floats, one or two to a lane: exact or odd in float64, rounded once."""
     name, two = kind.removesuffix("x2"), kind.endswith("x2")
+    operation = _passing_nan(FLOAT[root]) if "NaN" in rest else FLOAT[root]
+    operation = _xor_sign(operation) if "xorsign" in rest else operation
 
     def function(*operands: np.ndarray) -> np.ndarray:
         bits = [np.ascontiguousarray(x) for x in operands]
@@ -180,42 +202,92 @@ def _half(root: str, kind: str) -> Callable:
             second = -values[1] if root == "sub" else values[1]
             result = rounding.odd_product_sum(values[0], np.float32(1), second)
         else:
-            result = FLOAT[root](*(x.astype(np.float64) for x in values))
+            result = operation(*(x.astype(np.float64) for x in values))
+        if sat:
+            result = rounding.saturate(result)
+        if "relu" in rest:
+            result = np.where(result <= 0, 0, result)
         return rounding.to_half(result, name).view(bits[0].dtype)
 
     return function
 
 
+def _whole(root: str, kind: str, sat: bool, rest: set[str]) -> Rule | None:
+    """The rule of an operation of whole numbers."""
+    result, operands = _twice(kind, rest), OPERANDS.get(root, 2)
+    if root in {"mul", "mad"}:
+        if not rest <= {"lo", "hi", "wide"} or sat:
+            return None
+        times = multiply(*rest)
+        if root == "mul":
+            return [result], [kind] * 2, times
+        return [result], [kind, kind, result], lambda a, b, c: times(a, b) + c
+    if root in {"mul24", "mad24"}:
+        known = rest <= {"lo", "hi"} and kind in {"s32", "u32"} and not sat
+        return ([kind], [kind] * operands, _multiply_24(root, kind, *rest)) if known else None
+    if sat and kind == "s32" and root in {"add", "sub"}:
+        sign = 1 if root == "add" else -1
+        return [kind], [kind] * 2, lambda a, b: _clipped_add(a, b, sign)
+    function = WHOLE.get(root)
+    if function is None or sat:
+        return None
+    if rest == {"relu"} and root in {"min", "max"} and kind in {"s32", "s16x2"}:
+        return _whole_relu(kind, function)
+    if rest:
+        return None
+    if kind.endswith("x2"):
+        return ([kind], [kind] * 2, _packed(function)) if root in {"add", "min", "max"} else None
+    return [kind], [kind] * operands, function
+
+
+def _whole_relu(kind: str, pick: Callable) -> Rule:
+    def positive(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.maximum(pick(a, b), a.dtype.type(0))
+
+    return [kind], [kind] * 2, _packed(positive) if kind.endswith("x2") else positive
+
+
+def _two_floats(function: Callable) -> Callable:
+    """The function on both float32 of 64 bits."""
+
+    def two(*operands: np.ndarray) -> np.ndarray:
+        parts = [np.ascontiguousarray(x).view(np.float32) for x in operands]
+        return np.asarray(function(*parts), np.float32).view(operands[0].dtype)
+
+    return two
+
+
 def rule(root: str, flags: list[str], instruction: Instruction) -> Rule | None:
     """Return the rule of an instruction, None if its flags are not known."""
+    if flags[-1] == "relu":  # after the type, of whole numbers
+        flags = [flags[-1], *flags[:-1]]
     kind, mode, ftz, sat, rest = _split(flags)
     operands = OPERANDS.get(root, 2)
     rest -= {"approx", "full", "rni", "noftz"}
     if kind[0] in "suo" and "f" not in kind:
-        result = _twice(kind, rest)
-        if root == "mul" and rest <= {"lo", "hi", "wide"}:
-            return [result], [kind] * 2, multiply(*rest)
-        if root == "mad" and rest <= {"lo", "hi", "wide"}:
-            times = multiply(*rest)
-            return [result], [kind, kind, result], lambda a, b, c: times(a, b) + c
-        if sat and kind == "s32" and root in {"add", "sub"}:
-            sign = 1 if root == "add" else -1
-            return [kind], [kind] * 2, lambda a, b: _clipped_add(a, b, sign)
-        if root in WHOLE and not rest and not sat:
-            return [kind], [kind] * operands, WHOLE[root]
-        return None
-    if rest - {"NaN"} or root not in FLOAT or root == "rem":
+        return _whole(root, kind, sat, rest)
+    signs = rest & {"xorsign", "abs"}
+    known = {"NaN", "xorsign", "abs"} if root in {"min", "max"} else set()
+    if kind in HALVES:
+        known |= {"relu"} if root in {"fma", "min", "max"} else set()
+    if rest - known or len(signs) == 1 or root not in FLOAT or root == "rem":
         return None
     if kind in HALVES:
-        known = {"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "ex2", "tanh"}
-        ok = root in known and not (sat or rest or mode != "rn")
-        return ([kind], [kind] * operands, _half(root, kind)) if ok else None
-    if kind == "f32":
+        names = {"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "ex2", "tanh"}
+        ok = root in names and mode == "rn" and not (sat and (rest or root not in SATURATED))
+        return ([kind], [kind] * operands, _half(root, kind, sat, rest)) if ok else None
+    if kind in {"f32", "f32x2"}:
         function = _float32(root, mode, ftz, sat)
+    elif kind == "f64" and not sat:
+        function = FLOAT[root] if mode == "rn" else directed.float64(root, mode)
     else:
-        function = FLOAT[root] if kind == "f64" and mode == "rn" and not sat else None
+        function = None
     if function and "NaN" in rest:
         function = _passing_nan(function)
-    if function and kind == "f32" and root not in {"neg", "abs", "copysign"}:
+    if function and signs:
+        function = _xor_sign(function)
+    if function and kind != "f64" and root not in {"neg", "abs", "copysign"}:
         function = _quiet(function)
+    if function and kind == "f32x2":
+        function = _two_floats(function) if root in {"add", "sub", "mul", "fma"} else None
     return ([kind], [kind] * operands, function) if function else None

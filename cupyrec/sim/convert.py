@@ -6,33 +6,38 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cupyrec.sim import rounding
+from cupyrec.sim import directed, rounding
 from cupyrec.sim.arithmetic import Rule
 from cupyrec.sim.ptx import Instruction, dtype_of
 
 __all__ = ["decode"]
 
 WHOLE_ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+DIRECTED = {"rz", "rm", "rp"}
 HALVES = {"f16", "bf16"}
 
 
 def decode(instruction: Instruction) -> Rule | None:
     """Return the rule of a cvt, None where its formats or rounding are not known."""
     *flags, to, source = instruction.parts[1:]
-    rest = set(flags) - {"ftz", "sat"}
+    if (rule := _eight_bits(flags, to, source)) is not None:
+        return rule
+    relu = "relu" in flags
+    rest = set(flags) - {"ftz", "sat", "relu"}
     mode = next(iter(rest), "rn")
     known = {"rn", "rz", "rm", "rp", "rna", *WHOLE_ROUNDING}
     if len(rest) > 1 or mode not in known:
         return None
     if to in {"f16x2", "bf16x2"} and source == "f32" and mode in {"rn", "rz"}:
         name = to.removesuffix("x2")
-        return [to], ["f32", "f32"], lambda a, b: _pair(a, b, name, mode)
+        positive = _positive if relu else np.asarray
+        return [to], ["f32", "f32"], lambda a, b: _pair(positive(a), positive(b), name, mode)
+    if relu and not (to in HALVES and source == "f32"):
+        return None
     if to == "tf32" and source == "f32":
         return ["b32"], ["f32"], lambda a: _tf32(a, mode)
     kinds = {"u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64", "f16", "bf16", "f32", "f64"}
-    if to not in kinds or source not in kinds:
-        return None
-    if (to in HALVES and mode not in {"rn", "rz"}) or (to == "f64" and mode in {"rz", "rm", "rp"}):
+    if to not in kinds or source not in kinds or mode == "rna":
         return None
     ftz, saturated = "ftz" in flags, "sat" in flags
     widen = _widen(source, ftz)
@@ -40,7 +45,67 @@ def decode(instruction: Instruction) -> Rule | None:
         function = _to_whole(to, source, mode, saturated)
     else:
         function = _to_float(to, source, mode, ftz, saturated)
+    if relu:
+        return [to], [source], lambda a: function(_positive(widen(a)))
     return [to], [source], lambda a: function(widen(a))
+
+
+def _positive(a: np.ndarray) -> np.ndarray:
+    return np.where(a <= 0, a.dtype.type(0), a)
+
+
+# 8-bit floats: bits of the fraction, bias of the exponent, largest finite code
+EIGHT = {"e4m3x2": (3, 7, 0x7E), "e5m2x2": (2, 15, 0x7B)}
+
+
+def _values(name: str) -> np.ndarray:
+    """What the 256 codes of a format stand for."""
+    fraction, bias, largest = EIGHT[name]
+    code = np.arange(128)
+    exponent, size = code >> fraction, code & (1 << fraction) - 1
+    size = np.where(exponent > 0, size + (1 << fraction), size).astype(np.float64)
+    values = np.ldexp(size, np.maximum(exponent, 1) - bias - fraction)
+    values[largest + 1 :] = np.nan
+    if name == "e5m2x2":
+        values[largest + 1] = np.inf
+    return np.concatenate([values, -values])
+
+
+def _code(x: np.ndarray, name: str) -> np.ndarray:
+    """Codes of the nearest values, ties to even; the largest one for all that is larger."""
+    fraction, bias, largest = EIGHT[name]
+    x = x.astype(np.float64)
+    size = np.minimum(np.abs(x), _values(name)[largest])
+    exponent = np.maximum(np.frexp(size)[1] - 1, 1 - bias)
+    exponent = np.where(np.isnan(x) | (size == 0), 1 - bias, exponent)
+    steps = np.rint(np.ldexp(np.where(np.isnan(x), 0, size), fraction - exponent))
+    bits = steps.astype(np.int64) + ((exponent + bias - 1) << fraction)
+    bits |= np.where(np.signbit(x), 0x80, 0)
+    return np.where(np.isnan(x), 0x7F, bits).astype(np.uint16)
+
+
+def _eight_bits(flags: list[str], to: str, source: str) -> Rule | None:
+    """Pairs of 8-bit floats from float32 or pairs of float16, and back to those."""
+    rest, function = set(flags) - {"relu"}, _positive if "relu" in flags else np.asarray
+    if to in EIGHT and source in {"f32", "f16x2"} and rest == {"rn", "satfinite"}:
+
+        def narrow(*x: np.ndarray) -> np.ndarray:
+            if source == "f16x2":
+                halves = np.ascontiguousarray(x[0])[:, None].view(np.float16)
+                x = halves[:, 1], halves[:, 0]
+            high, low = (_code(function(v), to) for v in x)
+            return high << np.uint16(8) | low
+
+        return ["b16"], ["f32", "f32"] if source == "f32" else ["b32"], narrow
+    if to == "f16x2" and source in EIGHT and rest == {"rn"}:
+        table = rounding.to_half(function(_values(source)), "f16")
+
+        def widened(a: np.ndarray) -> np.ndarray:
+            both = np.ascontiguousarray(a)[:, None].view(np.uint8)
+            return np.ascontiguousarray(table[both]).view(np.uint32)[:, 0]
+
+        return ["b32"], ["b16"], widened
+    return None
 
 
 def _widen(source: str, ftz: bool) -> Callable:
@@ -73,11 +138,13 @@ def _to_float(to: str, source: str, mode: str, ftz: bool, saturated: bool) -> Ca
     def function(a: np.ndarray) -> np.ndarray:
         if mode in WHOLE_ROUNDING:
             a = WHOLE_ROUNDING[mode](a)
-        if to == "f32" and mode in {"rz", "rm", "rp"}:
+        if to == "f64" and a.dtype in (np.int64, np.uint64) and mode in DIRECTED:
+            result = directed.whole_to_float64(a, mode)
+        elif to == "f32" and mode in DIRECTED:
             result = rounding.round_float32(_odd_float64(a), mode)
         elif to in HALVES:
             result = rounding.saturate(a) if saturated else a
-            return rounding.to_half(_odd_float64(result), to, mode)
+            return rounding.to_half(_odd_float64(result), to, mode if mode in DIRECTED else "rn")
         else:
             result = a.astype(dtype_of(to))
         if ftz and to == "f32":

@@ -125,7 +125,9 @@ def width(kind: str) -> int:
     """Return the bytes of a type: 4 for ``f32`` or ``b32``, 1 for ``pred``."""
     if kind == "pred":
         return 1
-    return 4 if kind.endswith("x2") else int(re.sub(r"\D", "", kind)) // 8
+    if kind in {"e4m3x2", "e5m2x2"}:
+        return 2
+    return int(re.sub(r"\D", "", kind.removesuffix("x2"))) // (4 if kind.endswith("x2") else 8)
 
 
 HALVES = {"f16", "f16x2", "bf16", "bf16x2"}
@@ -136,7 +138,8 @@ def dtype_of(kind: str) -> np.dtype:
     """Return how a lane of type `kind` is held: 16-bit floats as their bits, predicates as bool."""
     if kind == "pred":
         return np.dtype(bool)
-    letter = {"s": "i", "f": "f"}.get(kind[0], "u") if kind not in HALVES else "u"
+    known = {} if kind in HALVES or kind == "f32x2" else {"s": "i", "f": "f"}
+    letter = known.get(kind[0], "u")
     return np.dtype(f"{letter}{width(kind)}")
 
 

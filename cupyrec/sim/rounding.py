@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 __all__ = [
     "flush", "from_half", "fused", "multiply_add", "odd_product_sum", "round_float32", "saturate",
-    "to_half",
+    "to_half", "to_odd",
 ]  # fmt: skip
 
 
@@ -60,10 +60,13 @@ def odd_product_sum(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     p, c = np.multiply(a, b, dtype=np.float64), np.asarray(c, np.float64)  # exact
     s = np.asarray(p + c)
     back = s - p
-    lost = (p - (s - back)) + (c - back)
+    return to_odd(s, (p - (s - back)) + (c - back))
+
+
+def to_odd(s: np.ndarray, lost: np.ndarray) -> np.ndarray:
+    """Return float64 s, or its odd neighbour on the side of what was lost if it is even."""
     bits = s.view(np.int64)
     wrong = (lost != 0) & np.isfinite(s) & np.isfinite(lost) & (bits & 1 == 0)
-    # s is even and inexact: its odd neighbour on the side of what was lost
     step = np.where((lost > 0) == (s > 0), 1, -1)
     return np.where(wrong, bits + step, bits).view(np.float64)
 
@@ -71,13 +74,17 @@ def odd_product_sum(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 def round_float32(x: np.ndarray, mode: str) -> np.ndarray:
     """Round float64 once to float32, ``rn``, ``rz``, ``rm`` or ``rp``."""
     x = np.asarray(x)
-    y = x.astype(np.float32)
+    return _directed(x, x.astype(np.float32), mode)
+
+
+def _directed(x: np.ndarray, y: np.ndarray, mode: str) -> np.ndarray:
+    """Move y, the float nearest to x, to the one that the mode of rounding asks for."""
     if mode == "rn":
         return y
-    infinity = np.float32(np.inf)
+    infinity = y.dtype.type(np.inf)
     down, up = np.nextafter(y, -infinity), np.nextafter(y, infinity)
-    finite = np.isfinite(x)
-    above, below = finite & (y > x), finite & (y < x)
+    finite, near = np.isfinite(x), y.astype(x.dtype)
+    above, below = finite & (near > x), finite & (near < x)
     if mode == "rz":
         above, below = above & (x > 0), below & (x < 0)
     elif mode == "rm":
@@ -87,13 +94,9 @@ def round_float32(x: np.ndarray, mode: str) -> np.ndarray:
     return np.where(above, down, np.where(below, up, y))
 
 
-def fused(mode: str, ftz: bool) -> Callable:
-    """Return the function (a, b, c) -> a * b + c of float32 with this rounding."""
-    if mode == "rn":
-        return _flushed_multiply_add if ftz else multiply_add
-    if not ftz:
-        return lambda a, b, c: round_float32(odd_product_sum(a, b, c), mode)
-    return lambda a, b, c: flush(round_float32(odd_product_sum(flush(a), flush(b), flush(c)), mode))
+def fused(ftz: bool) -> Callable:
+    """Return the function (a, b, c) -> a * b + c of float32, rounded to nearest."""
+    return _flushed_multiply_add if ftz else multiply_add
 
 
 def saturate(x: np.ndarray) -> np.ndarray:
@@ -109,16 +112,16 @@ def from_half(bits: np.ndarray, kind: str) -> np.ndarray:
 
 
 def to_half(x: np.ndarray, kind: str, mode: str = "rn") -> np.ndarray:
-    """Round float64 once to uint16 bits of ``f16`` or ``bf16``, to nearest or (``rz``) to zero."""
+    """Round float64 once to uint16 bits of ``f16`` or ``bf16``: ``rn``, ``rz``, ``rm``, ``rp``."""
     x = np.asarray(x, np.float64)
     if kind == "f16":
-        y = x.astype(np.float16)
-        if mode == "rz":
-            large = np.isfinite(x) & (np.abs(y.astype(np.float64)) > np.abs(x))
-            y = np.where(large, np.nextafter(y, np.float16(0)), y)
+        y = _directed(x, x.astype(np.float16), mode)
         return np.where(np.isnan(x), np.uint16(0x7FFF), y.view(np.uint16))
     down = round_float32(x, "rz")
     bits = down.view(np.uint32) | (down.astype(np.float64) != x)  # to odd
     if mode == "rn":
         bits = bits + (0x7FFF + (bits >> 16 & 1)).astype(np.uint32)
+    elif mode != "rz":
+        away = np.signbit(x) == (mode == "rm")
+        bits = bits + np.where(away, np.uint32(0xFFFF), np.uint32(0))
     return np.where(np.isnan(x), np.uint16(0x7FFF), (bits >> 16).astype(np.uint16))
