@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupyrec.sim import matrix, warp
+from cupyrec.sim import barriers, matrix, warp
 from cupyrec.sim.ptx import Function, Instruction
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def decode(machine: Machine, function: Function, instruction: Instruction, pc: i
     elif root == "trap":
         step = _trap(machine, pc)
     elif root in {"bar", "barrier"} and "warp" not in flags:
-        step = _barrier(machine, function, instruction, pc)
+        step = barriers.decode(machine, function, instruction, pc)
     elif "sync" in flags:
         step = _meet(machine, function, instruction, pc)
     if step and instruction.guard:
@@ -148,7 +147,7 @@ def _exit(machine: Machine) -> Step:
         machine.exited[group.lanes] = True
         machine.alive -= np.bincount(machine.block[group.lanes], minlength=machine.alive.size)
         for barrier in machine.barriers.values():
-            barrier.open(machine)
+            barrier.open()
         return 0, None
 
     return step
@@ -162,94 +161,6 @@ def _trap(machine: Machine, pc: int, kind: str = "trap") -> Step:
         return leave(group)
 
     return step
-
-
-# Barriers of a block
-
-
-class Barrier:
-    """Threads that wait at barriers of one number; a block goes on when all of it has arrived."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.arrived = np.zeros(machine.alive.size, np.int64)
-        self.waiting: list[tuple[int, np.ndarray, int, Callable | None]] = []
-
-    def arrive(
-        self, machine: Machine, pc: int, lanes: np.ndarray, expected: int, finish: Callable | None
-    ) -> None:
-        """Park threads; `expected` of a block, 0 for all that live, must come."""
-        self.arrived += np.bincount(machine.block[lanes], minlength=self.arrived.size)
-        self.waiting.append((pc, lanes, expected, finish))
-        self.open(machine)
-
-    def open(self, machine: Machine) -> None:
-        """Let the blocks go whose threads are all here."""
-        if not self.waiting:
-            return
-        expected = self.waiting[-1][2]
-        full = self.arrived >= (expected or machine.alive)
-        full &= self.arrived > 0
-        if not full.any():
-            return
-        self.arrived[full] = 0
-        waiting, self.waiting = self.waiting, []
-        machine.order.barrier(machine.now, np.flatnonzero(full))
-        for pc, lanes, count, finish in waiting:
-            go = full[machine.block[lanes]]
-            if not go.all():
-                self.waiting.append((pc, lanes[~go], count, finish))
-            gone = lanes[go]
-            if gone.size:
-                if not count:
-                    _report_absent(machine, pc, gone)
-                if finish:
-                    finish(gone)
-                machine.put(pc + 1, gone)
-
-
-def _report_absent(machine: Machine, pc: int, lanes: np.ndarray) -> None:
-    """Fault threads that ended while others of their block wait for all of them."""
-    if machine.any_exited():
-        blocks = np.unique(machine.block[lanes])
-        absent = np.flatnonzero(machine.exited & machine.exists & np.isin(machine.block, blocks))
-        if absent.size:
-            machine.fault("barrier", pc, int(absent[0]), "this thread ended and never reached it")
-
-
-def _barrier(
-    machine: Machine, function: Function, instruction: Instruction, pc: int
-) -> Step | None:
-    flags = [f for f in instruction.parts[1:] if f not in {"cta", "aligned"}]
-    operands = list(instruction.operands)
-    finish = predicate = None
-    if flags[0] == "red":
-        put = machine.sink(function, operands.pop(0), flags[-1])
-        predicate = machine.source(function, operands.pop(), "pred")
-        finish = _vote_of_block(machine, flags[1], put, predicate)
-    elif flags != ["sync"]:
-        return None
-    number, *count = operands
-    expected = count[0] if count else 0
-    if not isinstance(number, int) or not isinstance(expected, int):
-        return None
-    barrier = machine.barriers.setdefault(number, Barrier(machine))
-
-    def step(group: Group) -> tuple:
-        barrier.arrive(machine, pc, group.lanes, expected, finish)
-        return pc, None
-
-    return step
-
-
-def _vote_of_block(machine: Machine, vote: str, put: Callable, predicate: np.ndarray) -> Callable:
-    def finish(lanes: np.ndarray) -> None:
-        blocks = machine.block[lanes]
-        true = np.bincount(blocks, weights=predicate[lanes]).astype(np.int64)
-        all_ = np.bincount(blocks)
-        result = {"popc": true, "and": true == all_, "or": true > 0}[vote]
-        put(lanes, result[blocks])
-
-    return finish
 
 
 # .sync instructions of a warp
@@ -307,10 +218,5 @@ def release_stuck(machine: Machine) -> bool:
         machine.fault("barrier", pc, int(lanes[0]), "lanes of its mask never reach it")
         machine.put(pc + 1, lanes)
     machine.parked.clear()
-    for barrier in machine.barriers.values():
-        for pc, lanes, *_ in barrier.waiting:
-            machine.fault("barrier", pc, int(lanes[0]), "threads of its block never reach it")
-            machine.put(pc + 1, lanes)
-        barrier.waiting.clear()
-        barrier.arrived[:] = 0
+    barriers.release_stuck(machine)
     return bool(machine.queue)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupyrec.sim import access, alu, atomics, carries, control, copies, moves
+from cupyrec.sim import access, alu, atomics, barriers, carries, control, copies, moves
 from cupyrec.sim.memory import Allocation, Heap, Table
 from cupyrec.sim.order import Order
 from cupyrec.sim.ptx import Address, Function, Instruction, Module, Variable, dtype_of, width
@@ -78,7 +78,7 @@ class Machine(Threads):
 
     def _ready_to_wait(self) -> None:
         """What barriers, calls and asynchronous copies keep."""
-        self.barriers: dict[int, control.Barrier] = {}
+        self.barriers: dict[int, barriers.Barrier] = {}
         self.returns: dict[str, np.ndarray] = {}
         self.call_results: dict[int, list] = {}
         self.copies = copies.Copies(self)
