@@ -143,3 +143,92 @@ def test_mask(mode):
         truth.append(((1 << n) - 1 << s) % 2**32 if s < 32 else 0)
     got = execute(f"bmsk.{mode}.b32", "b32", ("u32", start), ("u32", length))
     assert got.tolist() == truth
+
+
+@pytest.mark.parametrize("first", ["s32", "u32"])
+@pytest.mark.parametrize("second", ["s32", "u32"])
+@pytest.mark.parametrize("part", ["lo", "hi"])
+def test_dot_of_pairs(first, second, part):
+    a, b = pairs(np.array([0, 0x80007FFF, 0xFFFF0001, 0x12345678, 0xFF80817F], np.uint32))
+    c = np.resize(np.array([0, 5, 2**31 - 1], np.int64), a.size)
+    kind = "s32" if "s32" in (first, second) else "u32"
+    got = execute(f"dp2a.{part}.{first}.{second}", kind, ("b32", a), ("b32", b), (kind, c))
+
+    def parts(word, kind, bits, places):
+        return [wrap(word >> bits * i, f"{kind[0]}{bits}") for i in places]
+
+    places = (0, 1) if part == "lo" else (2, 3)
+    truth = [
+        wrap(sum(p * q for p, q in zip(parts(x, first, 16, (0, 1)), parts(y, second, 8, places),
+                                       strict=True)) + z, kind)
+        for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
+    ]  # fmt: skip
+    assert got.tolist() == truth
+
+
+@pytest.mark.parametrize(
+    ("mode", "nibbles"),
+    [("f4e", "3210 4321 5432 6543"), ("b4e", "5670 6701 7012 0123"),
+     ("rc8", "0000 1111 2222 3333"), ("ecl", "3210 3211 3222 3333"),
+     ("ecr", "0000 1110 2210 3210"), ("rc16", "1010 3232 1010 3232")],
+)  # fmt: skip
+def test_permute_by_mode(mode, nibbles):
+    a, b = 0x83828180, 0x87868584
+    both = [*a.to_bytes(4, "little"), *b.to_bytes(4, "little")]
+    got = execute(f"prmt.b32.{mode}", "b32", ("b32", [a]), ("b32", [b]), ("b32", [0, 1, 2, 7]))
+    want = [int.from_bytes(bytes(both[int(n)] for n in reversed(row)), "little")
+            for row in nibbles.split()]  # fmt: skip
+    assert got.tolist() == want
+
+
+def test_nth_set_bit():
+    masks = [0, 1, 0x80000000, 0b101101, 0xFFFFFFFF]
+    rows = [(m, b, n) for m in masks for b in (0, 1, 3, 31) for n in (-33, -2, -1, 0, 1, 2, 32)]
+
+    def truth(mask, base, offset):
+        if offset == 0:
+            return base if mask >> base & 1 else 2**32 - 1
+        places = range(base, 32) if offset > 0 else range(base, -1, -1)
+        found = [i for i in places if mask >> i & 1]
+        return found[abs(offset) - 1] if abs(offset) <= len(found) else 2**32 - 1
+
+    kinds = ("b32", "u32", "s32")
+    columns = [(kind, list(x)) for kind, x in zip(kinds, zip(*rows, strict=True), strict=True)]
+    assert execute("fns.b32", "b32", *columns).tolist() == [truth(*row) for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["s32", "u32"])
+@pytest.mark.parametrize("mode", ["wrap", "clamp"])
+def test_extend(kind, mode):
+    a, n = pairs(EDGES[kind], np.array([0, 1, 7, 8, 31, 32, 33, 2**32 - 1], np.uint32))
+
+    def truth(x, count):
+        count = count % 32 if mode == "wrap" else min(count, 32)
+        x %= 1 << count
+        return x - (1 << count) if kind == "s32" and count and x >> count - 1 else x
+
+    got = execute(f"szext.{mode}.{kind}", kind, (kind, a), ("u32", n))
+    assert got.tolist() == [truth(x, c) for x, c in zip(a.tolist(), n.tolist(), strict=True)]
+
+
+def test_kinds_of_numbers():
+    x = np.array([0, -0.0, 1, 1e-40, 1.1754944e-38, np.inf, -np.inf, np.nan], np.float32)
+    want = {"finite": "11111000", "infinite": "00000110", "number": "11111110",
+            "notanumber": "00000001", "normal": "00101000", "subnormal": "00010000"}  # fmt: skip
+    for name, bits in want.items():
+        got = execute(f"testp.{name}.f32", "pred", ("f32", x))
+        assert "".join("01"[int(g)] for g in got) == bits
+    got = execute("testp.subnormal.f64", "pred", ("f64", [1e-310, 1e-40]))
+    assert got.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("kind", ["s", "u"])
+def test_differences_of_bytes(kind):
+    a, b = pairs(np.array([0, 0xFF7F8001, 0x01020304, 0xFFFFFFFF], np.uint32))
+    apart = [[abs(wrap(x >> 8 * i, f"{kind}8") - wrap(y >> 8 * i, f"{kind}8")) for i in range(4)]
+             for x, y in zip(a.tolist(), b.tolist(), strict=True)]  # fmt: skip
+    name = f"vabsdiff4.u32.{kind}32.{kind}32"
+    got = execute(name, "b32", ("b32", a), ("b32", b), ("b32", [9]))
+    assert got.tolist() == [int.from_bytes(bytes(row), "little") for row in apart]
+    got = execute(f"{name}.add", "b32", ("b32", a), ("b32", b), ("b32", [9]))
+    assert got.tolist() == [sum(row) + 9 for row in apart]

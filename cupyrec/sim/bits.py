@@ -147,19 +147,103 @@ def _permute(a: np.ndarray, b: np.ndarray, choice: np.ndarray) -> np.ndarray:
 
 
 def _dot(root: str, flags: list[str], instruction: Instruction) -> Rule:
-    first, second = (np.int8 if f == "s32" else np.uint8 for f in flags)
+    """dp4a: four bytes by four; dp2a: the two 16-bit parts of a by the low or high bytes of b."""
+    part = flags.pop(0) if root == "dp2a" else "all"
+    kinds = ["i" if f == "s32" else "u" for f in flags]
+    chosen = {"all": slice(0, 4), "lo": slice(0, 2), "hi": slice(2, 4)}[part]
+    size = 1 if root == "dp4a" else 2
 
     def function(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        x = np.ascontiguousarray(a).view(first).reshape(-1, 4).astype(np.int32)
-        y = np.ascontiguousarray(b).view(second).reshape(-1, 4).astype(np.int32)
-        return c + (x * y).sum(axis=1, dtype=np.int32).astype(c.dtype)
+        x = np.ascontiguousarray(a)[:, None].view(f"{kinds[0]}{size}").astype(np.int64)
+        y = np.ascontiguousarray(b)[:, None].view(f"{kinds[1]}1")[:, chosen].astype(np.int64)
+        return c + (x * y).sum(axis=1).astype(c.dtype)
 
     kind = "s32" if "s32" in flags else "u32"
     return [kind], ["b32", "b32", kind], function
 
 
 def _prmt(root: str, flags: list[str], instruction: Instruction) -> Rule | None:
-    return (["b32"], ["b32"] * 3, _permute) if flags == ["b32"] else None
+    """Bytes by a choice of nibbles, or by one of the modes that make them of two bits."""
+    if flags == ["b32"]:
+        return ["b32"], ["b32"] * 3, _permute
+    four = np.arange(4)
+    made = {
+        "f4e": lambda n: n + four,
+        "b4e": lambda n: n - four & 7,
+        "rc8": lambda n: n + 0 * four,
+        "ecl": lambda n: np.maximum(n, four),
+        "ecr": lambda n: np.minimum(n, four),
+        "rc16": lambda n: (n & 1) * 2 + (four & 1),
+    }.get(flags[1])
+    if made is None:
+        return None
+
+    def function(a: np.ndarray, b: np.ndarray, mode: np.ndarray) -> np.ndarray:
+        nibbles = made((mode.astype(np.int64) & 3)[:, None])
+        return _permute(a, b, (nibbles << 4 * four).sum(axis=1).astype(np.uint32))
+
+    return ["b32"], ["b32"] * 3, function
+
+
+def _nth_set(mask: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """Place of the offset-th set bit from `base` on, counting down if below 0; -1 if none."""
+    bits = _bits_of(mask).astype(np.int64)
+    place, base = np.arange(32), base.astype(np.int64)[:, None]
+    offset = offset.astype(np.int64)[:, None]
+    up = np.cumsum(bits * (place >= base), axis=1)
+    down = np.cumsum((bits * (place <= base))[:, ::-1], axis=1)[:, ::-1]
+    found = np.where(offset > 0, up == offset, down == -offset) & (bits == 1)
+    found = np.where(offset > 0, found & (place >= base), found & (place <= base))
+    found = np.where(offset == 0, (bits == 1) & (place == base), found)
+    return np.where(found.any(axis=1), found.argmax(axis=1), -1).astype(np.uint32)
+
+
+def _fns(root: str, flags: list[str], instruction: Instruction) -> Rule:
+    return ["b32"], ["b32", "u32", "s32"], _nth_set
+
+
+def _extend(root: str, flags: list[str], instruction: Instruction) -> Rule:
+    """szext: the low bits, sign- or zero-extended."""
+
+    def function(a: np.ndarray, n: np.ndarray) -> np.ndarray:
+        n = n & 31 if flags[0] == "wrap" else np.minimum(n, 32)
+        spare = np.uint32(32) - n
+        extended = _shift_right(_shift_left(a, spare), spare)
+        return np.where(n == 0, a.dtype.type(0), extended)
+
+    return [flags[1]], [flags[1], "u32"], function
+
+
+def _test(root: str, flags: list[str], instruction: Instruction) -> Rule | None:
+    """testp: what kind of a number it is."""
+
+    def subnormal(a: np.ndarray) -> np.ndarray:
+        return (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny)
+
+    tests = {
+        "finite": np.isfinite, "infinite": np.isinf, "notanumber": np.isnan,
+        "number": lambda a: ~np.isnan(a), "subnormal": subnormal,
+        "normal": lambda a: np.isfinite(a) & (a != 0) & ~subnormal(a),
+    }  # fmt: skip
+    return ["pred"], [flags[1]], tests[flags[0]]
+
+
+def _absolute_difference(root: str, flags: list[str], instruction: Instruction) -> Rule | None:
+    """vabsdiff4: of each byte, or with ``.add`` their sum and c."""
+    if flags[:3] not in (["u32"] * 3, ["s32"] * 3, ["u32", "s32", "s32"]):
+        return None
+    if flags[3:] not in ([], ["add"]):
+        return None
+    kind = np.int8 if flags[1] == "s32" else np.uint8
+
+    def function(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        x, y = (np.ascontiguousarray(v)[:, None].view(kind).astype(np.int64) for v in (a, b))
+        apart = np.abs(x - y)
+        if flags[3:]:
+            return c + apart.sum(axis=1).astype(np.uint32)
+        return apart.astype(np.uint8).view(np.uint32)[:, 0]
+
+    return ["u32"], ["b32"] * 3, function
 
 
 def _sad(root: str, flags: list[str], instruction: Instruction) -> Rule:
@@ -171,7 +255,9 @@ MAKERS = {
     **dict.fromkeys(["and", "or", "xor", "not", "cnot"], _logic),
     **dict.fromkeys(["popc", "clz", "brev", "bfind"], _count),
     **dict.fromkeys(["bfe", "bfi"], _field),
-    "bmsk": _mask, "shf": _funnel, "lop3": _lop3, "prmt": _prmt, "dp4a": _dot, "sad": _sad,
+    "bmsk": _mask, "shf": _funnel, "lop3": _lop3, "prmt": _prmt, "sad": _sad, "fns": _fns,
+    "dp4a": _dot, "dp2a": _dot, "szext": _extend, "testp": _test,
+    "vabsdiff4": _absolute_difference,
 }  # fmt: skip
 
 
