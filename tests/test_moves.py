@@ -35,8 +35,76 @@ def test_generic_addresses():
     assert spaces.tolist() == [7] * 64
 
 
-@pytest.mark.parametrize("text", ["nanosleep.u32 5", "prefetch.global.L2 [%rd0]", "membar.gl"])
+@pytest.mark.parametrize(
+    "text",
+    ["nanosleep.u32 5", "prefetch.global.L2 [%rd0]", "prefetch.global.L2::evict_last [%rd0]",
+     "prefetchu.L1 [%rd0]", "membar.gl", "fence.acq_rel.gpu", "discard.global.L2 [%rd0], 128",
+     "applypriority.global.L2::evict_normal [%rd0], 128", "griddepcontrol.wait", "brkpt"],
+)  # fmt: skip
 def test_without_effect_on_values(text):
     x = np.arange(4, dtype=np.uint32)
     assert sim.run(kernel(f"{text};", [4]), "f", 1, 4, (x,)).faults == []
     assert x.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["fractional.L2::evict_last.b64 %rd5, 1.0", "cvt.L2.b64 %rd5, 7",
+     "fractional.L2::evict_last.L2::evict_unchanged.b64 %rd5, 0.5",
+     "range.global.L2::evict_last.L2::evict_unchanged.b64 %rd5, [%rd0], 0x100, 0x200"],
+)  # fmt: skip
+def test_hints_to_the_cache(policy):
+    text = f"""createpolicy.{policy};
+    ld.global.nc.L1::no_allocate.L2::128B.u32 %r4, [%rd0];
+    ld.global.L1::evict_last.L2::cache_hint.u32 %r5, [%rd0], %rd5; add.u32 %r4, %r4, %r5;
+    st.global.L1::no_allocate.L2::cache_hint.u32 [%rd0], %r4, %rd5;"""
+    x = np.arange(4, dtype=np.uint32)
+    assert sim.run(kernel(text, [4]), "f", 1, 4, (x,)).faults == []
+    assert x.tolist() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("size", ["16", "16, 8"])
+def test_asynchronous_copies_with_a_policy(size):
+    """The policy is no number of bytes to be read."""
+    text = f""".shared .align 16 .b32 cells[4]; mov.u32 %r4, cells; mov.u64 %rd5, 4;
+    cp.async.cg.shared.global.L2::cache_hint.L2::128B [%r4], [%rd0], {size}, %rd5;
+    cp.async.wait_all; ld.shared.v2.u32 {{%r5, %r6}}, [%r4+8];
+    st.global.u32 [%rd0], %r5; st.global.u32 [%rd0+4], %r6;"""
+    x = np.arange(1, 5, dtype=np.uint32)
+    assert sim.run(kernel(text, [16]), "f", 1, 1, (x,)).faults == []
+    assert x.tolist() == ([3, 4] if size == "16" else [0, 0]) + [3, 4]
+
+
+def test_bytes_of_shared_memory():
+    text = """mov.u32 %r4, %dynamic_smem_size; st.global.u32 [%rd0], %r4;
+    mov.u32 %r4, %total_smem_size; st.global.u32 [%rd0+4], %r4; mov.u32 %r5, all;"""
+    source = kernel(".shared .align 4 .b32 cell; mov.u32 %r4, cell;" + text, [0])
+    source = source.replace(".visible", ".extern .shared .align 16 .b8 all[];\n.visible")
+    x = np.zeros(2, np.uint32)
+    assert sim.run(source, "f", 1, 1, (x,), shared=128).faults == []
+    assert x.tolist() == [128, 144]
+
+
+GRID = r"""
+#include <cooperative_groups.h>
+extern "C" __global__ void f(int* x, int* y, int rounds) {
+    auto grid = cooperative_groups::this_grid();
+    int i = grid.thread_rank(), n = grid.size();
+    for (int j = 0; j < rounds; ++j) {
+        y[i] = x[n - 1 - i] + 1;
+        grid.sync();
+        x[i] = y[i];
+        grid.sync();
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_grid_meets(arch, seed):
+    pytest.importorskip("cupy", reason="CuPy brings NVRTC: pip install cupyrec[cuda12]")
+    x, y = np.arange(192, dtype=np.int32), np.zeros(192, np.int32)
+    result = sim.run(GRID, "f", 3, 64, (x, y, np.int32(3)), arch=arch, seed=seed)
+    assert result.faults == []
+    assert x.tolist() == (np.arange(192)[::-1] + 3).tolist()

@@ -138,6 +138,14 @@ class Machine(Threads):
         self.params = heap.allocate(len(params), "params", "const")
         heap.write(self.params, params)
         self.own += [*windows, self.local, self.params]
+        self.special |= {"%dynamic_smem_size": shared, "%total_smem_size": self.shared_bytes}
+        if "%envreg2" in used:  # where a cooperative grid meets
+            meeting = heap.allocate(64, "grid", "global")
+            heap.write(meeting, bytes(64))
+            self.own.append(meeting)
+            self.special |= {
+                "%envreg1": meeting.address >> 32, "%envreg2": meeting.address & 0xFFFFFFFF,
+            }  # fmt: skip
         self.shared_base = np.array([w.address for w in windows])[self.block]
         self.local_base = self.local.address + self.frame * np.arange(self.lanes)
         place = 0

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["decode"]
 
+WITHOUT_EFFECT = {
+    "nanosleep", "prefetch", "prefetchu", "discard", "applypriority", "pmevent", "brkpt",
+    "griddepcontrol", "setmaxnreg",
+}  # fmt: skip
+
 
 def decode(machine: Machine, function: Function, instruction: Instruction) -> Step | None:
     """Return the step of one of these, None for others."""
@@ -25,8 +30,11 @@ def decode(machine: Machine, function: Function, instruction: Instruction) -> St
     if root in {"membar", "fence"}:
         narrow = "cta" in flags
         return lambda group: machine.order.fence(machine.now, group.lanes, narrow)
-    if root in {"nanosleep", "prefetch", "prefetchu", "discard", "applypriority", "pmevent"}:
+    if root in WITHOUT_EFFECT:
         return lambda group: None
+    if root == "createpolicy":
+        put = machine.sink(function, instruction.operands[0], "b64")
+        return lambda group: put(group.t, np.uint64(0))
     return _copy(machine, function, instruction, flags) if root == "cp" else None
 
 
@@ -95,14 +103,19 @@ def _copy(
     if flags[:1] != ["async"]:
         return None
     copies = machine.copies
+    if "bulk" in flags:
+        return None
     if "commit_group" in flags:
         return lambda group: copies.commit(group)
     if "wait_group" in flags or "wait_all" in flags:
         left = instruction.operands[0] if "wait_group" in flags else -1
         return lambda group: copies.wait(group, left)
-    if "mbarrier" in flags or not {"ca", "cg"} & set(flags):
+    if not {"ca", "cg"} & set(flags):
         return None
-    target, origin, size, *short = instruction.operands
+    operands = list(instruction.operands)
+    if "L2::cache_hint" in flags:
+        operands.pop()
+    target, origin, size, *short = operands
     to = Place(machine, function, target, ["shared"])
     come = Place(machine, function, origin, ["global"])
     real = machine.source(function, short[0], "u32") if short else None
