@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from one_instruction import kernel
 
 from cupyrec import sim
 
@@ -90,3 +91,118 @@ def test_load(number, transposed, seed):
         m = m.T if transposed else m
         pairs = [int(m[i // 4, i % 4 * 2]) | int(m[i // 4, i % 4 * 2 + 1]) << 16 for i in range(32)]
         assert y[:, j].tolist() == pairs
+
+
+def packed(x, kind):
+    """Registers of 32 bits, or 64, whose elements lie along the last axis."""
+    if kind in {"s4", "u4"}:
+        low, high = x[..., ::2] & 15, x[..., 1::2] & 15
+        return (low | high << 4).astype(np.uint8).view(np.uint32)
+    if kind in {"e4m3", "e5m2"}:
+        one = {"e4m3": 0x38, "e5m2": 0x3C}[kind]
+        codes = {0: 0, 1: one, -1: one | 0x80, 2: one + (8 if kind == "e4m3" else 4)}
+        return np.vectorize(codes.get)(x).astype(np.uint8).view(np.uint32)
+    dtype = {"s8": np.int8, "u8": np.uint8, "f64": np.float64}[kind]
+    return np.ascontiguousarray(x.astype(dtype)).view(np.uint64 if kind == "f64" else np.uint32)
+
+
+def multiplied(name, a, b, c, kinds, seed=0):
+    """d of mma.sync.aligned.`name`; a is m by k, b n by k, c m by n; as the ISA draws them."""
+    m, n = c.shape
+    lane = np.arange(32)
+    group, inside = lane // 4, lane % 4
+    per = {"s4": 8, "u4": 8, "f64": 1}.get(kinds[0], 4)
+    rows = a.reshape(m // 8, 8, -1, 4, per)  # half, group, register, inside, element
+    left = packed(rows, kinds[0])[:, group, :, inside, 0]  # lane, half, register
+    left = left.swapaxes(1, 2).reshape(32, -1)
+    right = packed(b.reshape(8, -1, 4, per), kinds[1])[group, :, inside, 0]
+    total = c.reshape(m // 8, 8, 4, 2)[:, group, inside].swapaxes(0, 1).reshape(32, -1).copy()
+    wide = kinds[0] == "f64"
+    size, kind = (8, "b64") if wide else (4, "b32")
+    counts = total.shape[1], left.shape[1], right.shape[1], total.shape[1]
+    names = [[f"%{x}{i}" for i in range(count)] for x, count in zip("zxyz", counts, strict=True)]
+    text = ""
+    for j, registers in zip((1, 2, 0), names[1:], strict=True):
+        text += "".join(f"ld.global.{kind} {r}, [%rd{j}+{size * i}];\n"
+                        for i, r in enumerate(registers))  # fmt: skip
+    text += f"mma.sync.aligned.{name} " + ", ".join(f"{{{', '.join(r)}}}" for r in names) + ";\n"
+    text += "".join(f"st.global.{kind} [%rd0+{size * i}], {r};\n" for i, r in enumerate(names[0]))
+    registers = "".join(f".reg .{kind} %{x}<9>;" for x in "xyz")
+    source = kernel(text, [size * x.shape[1] for x in (total, left, right)], registers)
+    arrays = total, np.ascontiguousarray(left), np.ascontiguousarray(right)
+    assert sim.run(source, "f", 1, 32, arrays, seed=seed).faults == []
+    return total.reshape(8, 4, -1, 2).transpose(2, 0, 1, 3).reshape(m, n)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("shape", ["m8n8k16", "m16n8k16", "m16n8k32", "m8n8k32", "m16n8k64"])
+@pytest.mark.parametrize("signs", ["ss", "uu", "su", "us"])
+def test_multiply_whole_numbers(shape, signs, seed):
+    m, k = int(shape[1:].split("n")[0]), int(shape.split("k")[1])
+    for bits in (8, 4):
+        if (bits == 8 and shape in {"m8n8k32", "m16n8k64"}) or (bits == 4 and k == 16):
+            continue
+        generator = np.random.default_rng(0)
+        ranges = [(-(1 << bits - 1), 1 << bits - 1) if s == "s" else (0, 1 << bits) for s in signs]
+        a = generator.integers(*ranges[0], (m, k))
+        b = generator.integers(*ranges[1], (8, k))
+        c = generator.integers(-1000, 1000, (m, 8)).astype(np.int32)
+        kinds = [f"{s}{bits}" for s in signs]
+        name = f"{shape}.row.col.s32.{kinds[0]}.{kinds[1]}.s32"
+        np.testing.assert_array_equal(multiplied(name, a, b, c, kinds, seed), c + a @ b.T)
+
+
+def test_multiply_saturates():
+    a, b = np.full((16, 32), 127), np.full((8, 32), 127)
+    c = np.full((16, 8), 2**31 - 1, np.int32)
+    got = multiplied("m16n8k32.row.col.satfinite.s32.s8.s8.s32", a, b, c, ["s8", "s8"])
+    assert (got == 2**31 - 1).all()
+    got = multiplied("m16n8k32.row.col.s32.s8.s8.s32", a, b, c, ["s8", "s8"])
+    assert (got == 2**31 - 1 + 32 * 127 * 127 - 2**32).all()
+
+
+@pytest.mark.parametrize("kinds", [("e4m3", "e4m3"), ("e5m2", "e4m3")])
+def test_multiply_8_bit_floats(kinds):
+    generator = np.random.default_rng(0)
+    a, b = generator.integers(-1, 3, (16, 32)), generator.integers(-1, 3, (8, 32))
+    c = generator.integers(-9, 9, (16, 8)).astype(np.float32)
+    got = multiplied(f"m16n8k32.row.col.f32.{kinds[0]}.{kinds[1]}.f32", a, b, c, kinds)
+    np.testing.assert_array_equal(got, c + a @ b.T)
+
+
+@pytest.mark.parametrize("shape", ["m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"])
+def test_multiply_doubles(shape):
+    m, k = int(shape[1:].split("n")[0]), int(shape.split("k")[1])
+    generator = np.random.default_rng(0)
+    a, b, c = (generator.integers(-9, 9, s).astype(float) for s in ((m, k), (8, k), (m, 8)))
+    got = multiplied(f"{shape}.row.col.f64.f64.f64.f64", a, b, c, ["f64", "f64"])
+    np.testing.assert_array_equal(got, c + a @ b.T)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_store(number, transposed, seed):
+    """What ldmatrix reads, stmatrix puts back."""
+    names = ", ".join(f"%v{j}" for j in range(number))
+    flags = f"sync.aligned.m8n8.x{number}{'.trans' * transposed}.shared.b16"
+    text = f"""mov.u32 %r4, cells; and.b32 %r5, %r3, {8 * number - 1}; mad.lo.u32 %r4, %r5, 16, %r4;
+    ld.global.v4.u32 {{%v0, %v1, %v2, %v3}}, [%rd0];
+    stmatrix.{flags} [%r4], {{{names}}};
+    bar.warp.sync 0xffffffff;
+    ldmatrix.{flags} {{{names}}}, [%r4];
+    st.global.v4.u32 [%rd1], {{%v0, %v1, %v2, %v3}};"""
+    x, y = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
+    registers = ".reg .b32 %v<4>; .shared .align 16 .b8 cells[512];"
+    source = kernel(text, [16, 16], registers)
+    assert sim.run(source, "f", 1, 32, (x, y), seed=seed).faults == []
+    assert y.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_transpose(seed):
+    text = """ld.global.u32 %r4, [%rd0]; movmatrix.sync.aligned.m8n8.trans.b16 %r5, %r4;
+    st.global.u32 [%rd0], %r5;"""
+    x = np.arange(64, dtype=np.uint16)
+    assert sim.run(kernel(text, [4]), "f", 1, 32, (x,), seed=seed).faults == []
+    assert x.reshape(8, 8).T.ravel().tolist() == [*range(64)]

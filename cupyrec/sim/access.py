@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MEMORY", "SPACES", "Place", "decode", "listed", "nbytes", "semantics"]
 
-MEMORY = {"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix"}
+MEMORY = {"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "stmatrix", "wmma"}
 SPACES = {"global", "shared", "local", "const", "param"}
 STRONG = {"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"}
 SEVERITY = {
@@ -30,8 +30,10 @@ def nbytes(instruction: Instruction) -> int:
     parts = instruction.parts
     if parts[0] == "cp":
         return instruction.operands[2] if {"ca", "cg"} & set(parts) else 16
-    if parts[0] == "ldmatrix":
+    if parts[0] in {"ldmatrix", "stmatrix"}:
         return 16
+    if parts[0] == "wmma":
+        return 8  # or 16
     vector = next((int(p[1:]) for p in parts if p in {"v2", "v4", "v8"}), 1)
     return width(parts[-1]) * vector
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupyrec.sim import barriers, matrix, warp
+from cupyrec.sim import barriers, matrix, warp, wmma
 from cupyrec.sim.ptx import Function, Instruction
 
 if TYPE_CHECKING:
@@ -168,9 +168,8 @@ def _trap(machine: Machine, pc: int, kind: str = "trap") -> Step:
 
 def _meet(machine: Machine, function: Function, instruction: Instruction, pc: int) -> Step | None:
     """The lanes of a mask wait for each other, then do what the instruction says."""
-    body = warp.decode(machine, function, instruction) or matrix.decode(
-        machine, function, instruction
-    )
+    bodies = (m.decode(machine, function, instruction) for m in (warp, matrix, wmma))
+    body = next((b for b in bodies if b is not None), None)
     if body is None:
         return None
     aligned = instruction.parts[0] in matrix.WHOLE_WARP

@@ -10,7 +10,7 @@ from cupyrec.sim import directed, rounding
 from cupyrec.sim.arithmetic import Rule
 from cupyrec.sim.ptx import Instruction, dtype_of
 
-__all__ = ["decode"]
+__all__ = ["decode", "values_of_codes"]
 
 WHOLE_ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 DIRECTED = {"rz", "rm", "rp"}
@@ -58,8 +58,8 @@ def _positive(a: np.ndarray) -> np.ndarray:
 EIGHT = {"e4m3x2": (3, 7, 0x7E), "e5m2x2": (2, 15, 0x7B)}
 
 
-def _values(name: str) -> np.ndarray:
-    """What the 256 codes of a format stand for."""
+def values_of_codes(name: str) -> np.ndarray:
+    """Return what the 256 codes of ``e4m3x2`` or ``e5m2x2`` stand for."""
     fraction, bias, largest = EIGHT[name]
     code = np.arange(128)
     exponent, size = code >> fraction, code & (1 << fraction) - 1
@@ -75,7 +75,7 @@ def _code(x: np.ndarray, name: str) -> np.ndarray:
     """Codes of the nearest values, ties to even; the largest one for all that is larger."""
     fraction, bias, largest = EIGHT[name]
     x = x.astype(np.float64)
-    size = np.minimum(np.abs(x), _values(name)[largest])
+    size = np.minimum(np.abs(x), values_of_codes(name)[largest])
     exponent = np.maximum(np.frexp(size)[1] - 1, 1 - bias)
     exponent = np.where(np.isnan(x) | (size == 0), 1 - bias, exponent)
     steps = np.rint(np.ldexp(np.where(np.isnan(x), 0, size), fraction - exponent))
@@ -98,7 +98,7 @@ def _eight_bits(flags: list[str], to: str, source: str) -> Rule | None:
 
         return ["b16"], ["f32", "f32"] if source == "f32" else ["b32"], narrow
     if to == "f16x2" and source in EIGHT and rest == {"rn"}:
-        table = rounding.to_half(function(_values(source)), "f16")
+        table = rounding.to_half(function(values_of_codes(source)), "f16")
 
         def widened(a: np.ndarray) -> np.ndarray:
             both = np.ascontiguousarray(a)[:, None].view(np.uint8)

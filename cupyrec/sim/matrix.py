@@ -1,6 +1,6 @@
-"""mma and ldmatrix: small matrices spread over the lanes of a warp.
+"""mma, ldmatrix and their like: small matrices spread over the lanes of a warp.
 
-Products of 16-bit floats and tf32 are exact in float64; their sum is rounded once to the
+Products of short floats and tf32 are exact in float64; their sum is rounded once to the
 accumulator, where the hardware's order of summation is its own secret.
 """
 
@@ -10,21 +10,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupyrec.sim import access, memory, rounding
+from cupyrec.sim import access, convert, memory, rounding
 from cupyrec.sim.ptx import Function, Instruction
 
 if TYPE_CHECKING:
     from cupyrec.sim.machine import Group, Machine
     from cupyrec.sim.warp import Body
 
-__all__ = ["WHOLE_WARP", "decode"]
+__all__ = ["WHOLE_WARP", "by_warp", "decode", "narrowed", "widened"]
 
-WHOLE_WARP = {"mma", "ldmatrix"}  # all 32 lanes take part, no mask is named
+WHOLE_WARP = {
+    "mma",
+    "wmma",
+    "ldmatrix",
+    "stmatrix",
+    "movmatrix",
+}  # all 32 lanes take part, no mask is named
 
 
 def decode(machine: Machine, function: Function, instruction: Instruction) -> Body | None:
     """Return what all lanes of a warp do together, None for others."""
-    maker = {"mma": _multiply, "ldmatrix": _load_matrix}.get(instruction.parts[0])
+    maker = {"mma": _multiply, "ldmatrix": _load_matrix, "stmatrix": _store_matrix,
+             "movmatrix": _transpose}.get(instruction.parts[0])  # fmt: skip
     return maker(machine, function, instruction) if maker else None
 
 
@@ -45,56 +52,142 @@ def _places(rows: int, columns: int, per_register: int, transposed: bool) -> tup
     return row, inside * per_register + element + register // halves * 4 * per_register
 
 
+# type -> elements in a register, shapes
+SHAPES = {
+    "f16": (2, {"m16n8k8", "m16n8k16"}),
+    "tf32": (1, {"m16n8k4", "m16n8k8"}),
+    "s8": (4, {"m8n8k16", "m16n8k16", "m16n8k32"}),
+    "s4": (8, {"m8n8k32", "m16n8k32", "m16n8k64"}),
+    "e4m3": (4, {"m16n8k16", "m16n8k32"}),
+    "f64": (1, {"m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"}),
+}
+FAMILY = {"bf16": "f16", "u8": "s8", "u4": "s4", "e5m2": "e4m3"}
+RESULTS = {"f16": {"f32", "f16"}, "tf32": {"f32"}, "e4m3": {"f32", "f16"}, "f64": {"f64"},
+           "s8": {"s32"}, "s4": {"s32"}}  # fmt: skip
+
+
+def widened(raw: np.ndarray, kind: str) -> np.ndarray:
+    """Return the numbers that registers hold, those of a lane along the last axis."""
+    raw = np.ascontiguousarray(raw)
+    if kind in {"f16", "bf16"}:
+        return rounding.from_half(raw.view(np.uint16), kind).astype(np.float64)
+    if kind == "tf32":
+        return (raw & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+    if kind in {"e4m3", "e5m2"}:
+        return convert.values_of_codes(f"{kind}x2")[raw.view(np.uint8)]
+    if kind in {"s4", "u4"}:
+        both = raw.view(np.uint8)[..., None] >> np.array([0, 4], np.uint8) & 15
+        both = both.reshape(*raw.shape[:-1], -1).astype(np.int64)
+        return both - 16 * (both >> 3) if kind == "s4" else both
+    dtype = {"s8": np.int8, "u8": np.uint8, "s32": np.int32, "f32": np.float32}.get(kind)
+    return raw.view(dtype or np.float64).astype(np.int64 if dtype and kind[0] in "su" else float)
+
+
+def narrowed(values: np.ndarray, kind: str, saturated: bool) -> np.ndarray:
+    """Return the registers that hold a result: wrapped or clamped, or rounded once."""
+    if kind == "f16":
+        return np.ascontiguousarray(rounding.to_half(values, kind)).view(np.uint32)
+    if kind == "s32":
+        low, high = -(2**31), 2**31 - 1
+        values = np.clip(values, low, high) if saturated else values
+        return values.astype(np.int32).view(np.uint32)
+    return values.view(np.uint64) if kind == "f64" else values.astype(np.float32).view(np.uint32)
+
+
+def by_warp(machine: Machine, group: Group) -> np.ndarray:
+    """Return (warps, 32) lanes in the order of their ids."""
+    order = np.argsort((group.lanes >> 5) * 32 + machine.lane_id[group.lanes], kind="stable")
+    return group.lanes[order].reshape(-1, 32)
+
+
 def _multiply(machine: Machine, function: Function, instruction: Instruction) -> Body | None:
     parts = instruction.parts
     shape, (to, kind, kind_b, kind_c) = parts[3], parts[-4:]
-    per_register = {"f16": 2, "bf16": 2, "tf32": 1}.get(kind)
-    known = {2: {"m16n8k8", "m16n8k16"}, 1: {"m16n8k4", "m16n8k8"}}.get(per_register, set())
-    layout = parts[4:6] == ["row", "col"] and kind == kind_b and to == kind_c
-    if shape not in known or not layout or to not in {"f32", "f16"}:
+    family = FAMILY.get(kind, kind)
+    per_register, known = SHAPES.get(family, (0, set()))
+    layout = parts[4:6] == ["row", "col"] and family == FAMILY.get(kind_b, kind_b) and to == kind_c
+    mixed = kind != kind_b and family == "f16"
+    flags = set(parts[6:-4])
+    if shape not in known or not layout or mixed or to not in RESULTS[family]:
         return None
-    k = int(shape.split("k")[1])
-    d, a, b, c = instruction.operands
-    c_step = 1 if to == "f32" else 2
-    a_rows = _places(16, k, per_register, False)
+    if not flags <= ({"satfinite"} if to == "s32" else {"rn"} if to == "f64" else set()):
+        return None
+    m, k = int(shape[1:].split("n")[0]), int(shape.split("k")[1])
+    d, a, b, c = (access.listed(x) for x in instruction.operands)
+    a_rows = _places(m, k, per_register, False)
     b_rows = _places(k, 8, per_register, True)
     lane = np.arange(32)[:, None]
-    e = np.arange(4)[None, :]
+    e = np.arange(m // 4)[None, :]
     c_rows = lane // 4 + 8 * (e // 2), lane % 4 * 2 + e % 2
-    puts = [machine.sink(function, x, "b32") for x in d]
-    inputs = [[machine.source(function, x, "b32") for x in xs] for xs in (a, b, c)]
-    lane_id = machine.lane_id
+    register = "b64" if family == "f64" else "b32"
+    puts = [machine.sink(function, x, register) for x in d]
+    inputs = [[machine.source(function, x, register) for x in xs] for xs in (a, b, c)]
 
     def fragment(registers: list, lanes: np.ndarray, name: str) -> np.ndarray:
-        """(warps, 32, elements) float64, lanes in the order of their ids."""
-        raw = np.stack([r[lanes] for r in registers], axis=-1)
-        if name in {"f16", "bf16"}:
-            values = rounding.from_half(np.ascontiguousarray(raw).view(np.uint16), name)
-        else:
-            values = raw.view(np.float32)
-        if name == "tf32":
-            values = (raw & np.uint32(0xFFFFE000)).view(np.float32)
-        return values.astype(np.float64)
+        """(warps, 32, elements), lanes in the order of their ids."""
+        return widened(np.stack([r[lanes] for r in registers], axis=-1), name)
 
     def body(group: Group, mask: np.ndarray) -> None:
-        order = np.argsort((group.lanes >> 5) * 32 + lane_id[group.lanes], kind="stable")
-        lanes = group.lanes[order].reshape(-1, 32)
+        lanes = by_warp(machine, group)
         warps = np.arange(len(lanes))[:, None, None]
-        left = np.zeros((len(lanes), 16, k))
-        right = np.zeros((len(lanes), k, 8))
-        total = np.zeros((len(lanes), 16, 8))
+        number = np.int64 if to == "s32" else np.float64
+        left = np.zeros((len(lanes), m, k), number)
+        right = np.zeros((len(lanes), k, 8), number)
+        total = np.zeros((len(lanes), m, 8), number)
         left[(warps, *a_rows)] = fragment(inputs[0], lanes, kind)
-        right[(warps, *b_rows)] = fragment(inputs[1], lanes, kind)
+        right[(warps, *b_rows)] = fragment(inputs[1], lanes, kind_b)
         total[(warps, *c_rows)] = fragment(inputs[2], lanes, to)
         result = (total + left @ right)[(warps, *c_rows)]
-        if to == "f32":
-            raw = result.astype(np.float32).view(np.uint32)
-        else:
-            raw = np.ascontiguousarray(rounding.to_half(result, "f16")).view(np.uint32)
+        raw = narrowed(result, to, "satfinite" in flags)
         for j, put in enumerate(puts):
             put(lanes.ravel(), raw[:, :, j].ravel())
 
-    return body if len(c) == 4 // c_step else None
+    sizes = [len(x) * per_register for x in (a, b)] == [m * k // 32, k // 4]
+    return body if sizes and len(c) == m // 4 // (2 if to == "f16" else 1) else None
+
+
+def _transpose(machine: Machine, function: Function, instruction: Instruction) -> Body | None:
+    """movmatrix: 8 by 8 halves, two of a row to a lane."""
+    if instruction.parts[3:] != ["m8n8", "trans", "b16"]:
+        return None
+    put = machine.sink(function, instruction.operands[0], "b32")
+    source = machine.source(function, instruction.operands[1], "b32")
+
+    def body(group: Group, mask: np.ndarray) -> None:
+        lanes = by_warp(machine, group)
+        halves = np.ascontiguousarray(source[lanes]).view(np.uint16).reshape(-1, 8, 8)
+        turned = np.ascontiguousarray(halves.swapaxes(1, 2)).view(np.uint32)
+        put(lanes.ravel(), turned.ravel())
+
+    return body
+
+
+def _store_matrix(machine: Machine, function: Function, instruction: Instruction) -> Body | None:
+    """stmatrix: the way back of ldmatrix."""
+    flags = instruction.parts
+    number = next((int(f[1:]) for f in flags if f in {"x1", "x2", "x4"}), 0)
+    if not number or "m8n8" not in flags or flags[-1] != "b16":
+        return None
+    place = access.Place(machine, function, instruction.operands[0], ["shared"])
+    values = access.listed(instruction.operands[1])
+    sources = [machine.source(function, x, "b32") for x in values]
+    heap, transposed = machine.heap, "trans" in flags
+
+    def body(group: Group, mask: np.ndarray) -> None:
+        lanes = by_warp(machine, group)
+        raw = np.stack([np.ascontiguousarray(s[lanes]) for s in sources], axis=1)
+        matrices = raw.view(np.uint16).reshape(-1, number, 8, 8)
+        if transposed:
+            matrices = matrices.swapaxes(2, 3)
+        rows = np.zeros((machine.lanes, 8), np.uint16)
+        rows[lanes[:, : 8 * number].ravel()] = matrices.reshape(-1, 8)
+        naming = np.sort(lanes[:, : 8 * number].ravel())
+        writers = type(group)(naming)
+        address = place.address(writers.t)
+        found = place.touch(writers, address, 16, False, True, True)
+        memory.store(address, found, heap.base, heap.words[2], rows[naming], heap.written)
+
+    return body if len(sources) == number else None
 
 
 def _load_matrix(machine: Machine, function: Function, instruction: Instruction) -> Body | None:
@@ -108,8 +201,7 @@ def _load_matrix(machine: Machine, function: Function, instruction: Instruction)
     heap, transposed = machine.heap, "trans" in flags
 
     def body(group: Group, mask: np.ndarray) -> None:
-        order = np.argsort((group.lanes >> 5) * 32 + machine.lane_id[group.lanes], kind="stable")
-        lanes = group.lanes[order].reshape(-1, 32)
+        lanes = by_warp(machine, group)
         naming = np.sort(lanes[:, : 8 * number].ravel())
         rows = np.zeros((machine.lanes, 8), np.uint16)
         readers = type(group)(naming)
