@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MEMORY", "SPACES", "Place", "decode", "listed", "nbytes", "semantics"]
 
-MEMORY = {"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "stmatrix", "wmma"}
+MEMORY = {"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "stmatrix", "wmma", "mbarrier"}
 SPACES = {"global", "shared", "local", "const", "param"}
 STRONG = {"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"}
 SEVERITY = {

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupyrec.sim import access, alu, atomics, barriers, carries, control, copies, moves
+from cupyrec.sim import access, alu, atomics, barriers, carries, control, copies, mbarriers, moves
 from cupyrec.sim.memory import Allocation, Heap, Table
 from cupyrec.sim.order import Order
 from cupyrec.sim.ptx import Address, Function, Instruction, Module, Variable, dtype_of, width
@@ -224,6 +224,7 @@ class Machine(Threads):
                     or atomics.decode(self, function, instruction)
                     or moves.decode(self, function, instruction)
                     or carries.decode(self, function, instruction)
+                    or mbarriers.decode(self, function, instruction)
                 )
                 if instruction.guard and step:
                     step = self._guarded(function, instruction, step)
