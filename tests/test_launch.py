@@ -43,9 +43,9 @@ def test_memory_is_given_back():
 def test_an_unknown_instruction_names_the_line_of_the_source():
     pytest.importorskip("cupy", reason=NEEDED)
     code = """extern "C" __global__ void f(int* x) {
-        asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(x[0]));
+        asm volatile("sust.b.1d.b32.trap [%0, {1}], 1;" :: "l"(x));
     }"""
-    with pytest.raises(sim.PtxError, match=r"'mbarrier\.init.*\(PTX line \d+, own\.cu:2\)"):
+    with pytest.raises(sim.PtxError, match=r"'sust\.b.*\(PTX line \d+, own\.cu:2\)"):
         sim.run(code, "f", 1, 1, (np.zeros(1, np.int32),), file="own.cu")
     assert execute("add.s32", "s32", ("s32", [1]), ("s32", [2])).tolist() == [3]  # it lives on
 

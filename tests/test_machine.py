@@ -220,3 +220,18 @@ def test_radix_sort_of_cub():
     truth = np.sort(x)
     assert sim.run(LIBRARY, "sort", 1, 64, (x,)).faults == []
     np.testing.assert_array_equal(x, truth)
+
+
+def test_pointers_in_variables():
+    """A variable that points to one that points to a third, which no instruction names."""
+    pytest.importorskip("cupy", reason="CuPy brings NVRTC: pip install cupyrec[cuda12]")
+    code = """__device__ int last[2] = {5, 6};
+    __device__ int* middle = &last[0];
+    __constant__ int** first = &middle;
+    __device__ const char* text = "hello";
+    extern "C" __global__ void f(int* x) {
+        x[threadIdx.x] = (*first)[threadIdx.x % 2] + 10 * text[threadIdx.x];
+    }"""
+    x = np.zeros(5, np.int32)
+    assert sim.run(code, "f", 1, 5, (x,)).faults == []
+    assert x.tolist() == [5 + i % 2 + 10 * ord(c) for i, c in enumerate("hello")]

@@ -109,10 +109,6 @@ def test_unknown_is_quoted(module):
     [
         ("\n?", "sim: PTX must be readable, got '?' on PTX line 5."),
         ("\nnonsense", "sim: PTX must have 'a declaration' on PTX line 5, got 'nonsense'."),
-        (
-            "\n.global .b64 p[1] = {other};",
-            "sim: 'p' must be initialised by numbers, got ['other'].",
-        ),
     ],
 )
 def test_unreadable(text, message):
@@ -123,3 +119,16 @@ def test_unreadable(text, message):
 @pytest.mark.parametrize(("kind", "size"), [("b8", 1), ("f16x2", 4), ("u64", 8), ("pred", 1)])
 def test_width(kind, size):
     assert ptx.width(kind) == size
+
+
+def test_variables_begin_with_addresses_of_others():
+    text = ".global .align 8 .u64 p[3] = {7, generic(other), last};"
+    variable = ptx.parse(HEADER + text).variables["p"]
+    assert variable.names == ((8, "other"), (16, "last"))
+    assert variable.data == (7).to_bytes(8, "little") + bytes(16)
+
+
+def test_places_in_textures_are_operands():
+    text = ".entry f() { tex.1d.v4.f32.s32 {%a, %b, %c, %d}, [%t, {%x}]; }"
+    (instruction,) = ptx.parse(HEADER + text).functions["f"].code
+    assert instruction.text == "tex.1d.v4.f32.s32 {%a, %b, %c, %d}, [%t, {%x}]"

@@ -19,7 +19,7 @@ import numpy as np
 from cupyrec.sim import access, alu, atomics, barriers, carries, control, copies, mbarriers, moves
 from cupyrec.sim.memory import Allocation, Heap, Table
 from cupyrec.sim.order import Order
-from cupyrec.sim.ptx import Address, Function, Instruction, Module, Variable, dtype_of, width
+from cupyrec.sim.ptx import Function, Instruction, Module, Variable, dtype_of, names_in, width
 from cupyrec.sim.threads import WARP, Group, Threads
 
 __all__ = ["Fault", "Machine"]
@@ -110,7 +110,10 @@ class Machine(Threads):
 
     def _allocate(self, params: bytes, shared: int) -> None:
         heap = self.heap
-        used = {name for _, i in self.code for name in _names(i.operands)}
+        used = {name for _, i in self.code for name in names_in(i.operands)}
+        while more := {n for v in self.module.variables.values() if v.name in used
+                       for _, n in v.names} - used:  # fmt: skip
+            used |= more
         functions = {f.name: f for f, _ in self.code}.values()
         inner = {(f.name, v.name): v for f in functions for v in f.variables.values()}
         outer = {("", v.name): v for v in self.module.variables.values() if v.name in used}
@@ -128,6 +131,8 @@ class Machine(Threads):
                 heap.write(made, variable.data)
                 self.own.append(made)
                 self.address[key] = made.address
+        for key, variable in (outer | inner).items():
+            self._link(key, variable)
         end = -(-top["shared"] // 16) * 16
         self.address |= dict.fromkeys(dynamic, end)
         self.shared_bytes = end + shared if dynamic else top["shared"] + shared
@@ -153,6 +158,14 @@ class Machine(Threads):
             place = -(-place // variable.align) * variable.align
             self.address[self.kernel.name, variable.name] = self.params.address + place
             place += variable.size
+
+    def _link(self, key: tuple[str, str], variable: Variable) -> None:
+        """Fill in the addresses that a variable begins with; functions have none."""
+        for offset, name in variable.names:
+            if ("", name) in self.address:
+                start = self.address[key] + offset - self.heap.base
+                address = np.int64(self.address["", name])
+                self.heap.bytes[start : start + 8] = np.frombuffer(address.tobytes(), np.uint8)
 
     def close(self) -> None:
         """Free what the launch allocated."""
@@ -433,15 +446,3 @@ def constant(operand: float, kind: str) -> np.ndarray:
         bits = np.array(operand % 2 ** (8 * dtype.itemsize), f"u{dtype.itemsize}")
         return bits != 0 if dtype.kind == "b" else bits.view(dtype)
     return np.array(operand % 2 ** (8 * dtype.itemsize), f"u{dtype.itemsize}").view(dtype)
-
-
-def _names(operands: tuple) -> list[str]:
-    names = []
-    for operand in operands:
-        if isinstance(operand, Address):
-            names.append(operand.base)
-        elif isinstance(operand, tuple):
-            names += _names(operand)
-        elif isinstance(operand, str):
-            names.append(operand)
-    return names

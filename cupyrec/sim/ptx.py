@@ -19,6 +19,7 @@ __all__ = [
     "PtxError",
     "Variable",
     "dtype_of",
+    "names_in",
     "parse",
     "width",
 ]
@@ -65,7 +66,10 @@ class Instruction(NamedTuple):
 
 @dataclasses.dataclass
 class Variable:
-    """``.shared .align 4 .b8 tile[256]``; `data` are its initial bytes, None where nothing is."""
+    """``.shared .align 4 .b8 tile[256]``; `data` are its initial bytes, None where nothing is.
+
+    `names` are those whose addresses belong into the data: where, and of which variable.
+    """
 
     space: str
     name: str
@@ -73,6 +77,7 @@ class Variable:
     size: int
     align: int
     data: bytes | None = None
+    names: tuple[tuple[int, str], ...] = ()
 
 
 @dataclasses.dataclass
@@ -259,14 +264,18 @@ class _Parser:
         variable = Variable(space, name, kind, size, align or width(kind))
         if self.accept("="):
             many = self.accept("{")
-            values = self.listed(self.operand, "}") if many else [self.operand()]
-            if any(isinstance(v, str) for v in values):
-                raise PtxError(f"sim: '{name}' must be initialised by numbers, got {values}.")
-            raw = b"".join(_bytes(value, kind) for value in values)
-            variable.data = raw.ljust(size, b"\0")
+            values = self.listed(self.initial, "}") if many else [self.initial()]
+            names = [(i * width(kind), v) for i, v in enumerate(values) if isinstance(v, str)]
+            raw = b"".join(_bytes(0 if isinstance(v, str) else v, kind) for v in values)
+            variable.data, variable.names = raw.ljust(size, b"\0"), tuple(names)
         elif space in {"global", "const"}:
             variable.data = bytes(size)
         return variable
+
+    def initial(self) -> object:
+        """A number, or the name of a variable, ``generic(name)`` too, or of a function."""
+        value = self.operand()
+        return self.operand()[0] if value == "generic" else value
 
     def function(self) -> None:
         entry = self.take() == ".entry"
@@ -367,6 +376,9 @@ class _Parser:
             if not isinstance(address, str):
                 address, offset = "", address
             while not self.accept("]"):
+                if self.accept(","):  # the place in a texture
+                    self.operand()
+                    continue
                 sign = -1 if self.accept("-") else 1
                 self.accept("+")
                 sign = -1 if self.accept("-") else sign
@@ -380,6 +392,19 @@ class _Parser:
             return _number(text)
         name = self.named(text)
         return (name, self.operand()) if self.accept("|") else name
+
+
+def names_in(operands: tuple) -> list[str]:
+    """Return the names of registers and variables in operands."""
+    names = []
+    for operand in operands:
+        if isinstance(operand, Address):
+            names.append(operand.base)
+        elif isinstance(operand, tuple):
+            names += names_in(operand)
+        elif isinstance(operand, str):
+            names.append(operand)
+    return names
 
 
 def _number(text: str) -> int | float:
