@@ -28,9 +28,9 @@ _schedule = (80, 0)
 
 
 class Launch(NamedTuple):
-    """One launch; `ptx` and `result` are there for the kernels of cupyrec alone, `moved` for others.
+    """One launch. The kernels of cupyrec have a `ptx` and a `result`.
 
-    `moved` are the bytes that a function of the array module must at least read and write.
+    Functions of the array module have `moved`: the bytes that they must at least read and write.
     """
 
     name: str
