@@ -26,9 +26,14 @@
 //     tiles of 9, shared loads of 8 bytes: 5732, 582 (1.8 %); of 4 bytes: 8410, 583 (1.5 %)
 //     samples a multiple of 32 banks apart: 4.0 % conflicts; 8 banks more: 2.5 %; 16 more, and
 //       the tiles of a row counted from the diagonal: 1.5 %
-//     D = 16, pairs over the rows: 20 % conflicts; behind them and 16 samples a block: 2.4 %, of
-//       which half come where the output goes from row 0 to pairs (2.0 % with PADDING = 1);
+//     D = 16, pairs over the rows: 20 % conflicts; behind them and 16 samples a block: 1.9 % with
+//       PADDING = 1, where 368 columns begin and end at multiples of 16 banks, and 2.4 % without
+//       it: where the output goes from row 0 to pairs. 30 other PAIRS_STRIDEs give
+//       as much or up to 63 %, 8 other STRIDEs 2.4 % or 40 to 67 %, for tiles need STRIDE to be
+//       8 or 24 modulo 32, pairs PAIRS_STRIDE 2 modulo 4;
 //       F = 64, D = 16 has no room for that many: 6 %; F = 27, D = 3: 5 %
+//     rows in chunks, bounds for 640 threads a multiprocessor: 16 to 56 bytes spilled by F = 27,
+//       D = 512 on sm_100 and by F = 33, D = 260 or 512 on sm_80 and 90; for 512, kept: none
 //     rows of D = 1025 ask for 21 % more sectors than they have bytes: each starts within one
 //   backward
 //     2 groups: 5587, 857 (0.1 %), 120, 16 warps; 1 group: 5068, 860, 221, 8; 4 groups: 5930,
@@ -38,6 +43,7 @@
 //     D = 16, 2 groups: 2206, 258, 93, 8, for want of shared memory; 4 groups: 2169, 296, 63, 16
 //     not staged, rows of D = 130 ask for 22 % more sectors than they have bytes, those of D =
 //       1025, too long to be staged, for 42 %, which the caches absorb
+//     D = 16, PADDING = 1: 7 % more sectors than bytes, for rows of the gradient start within one
 //     F = 64, D = 16: 5 % conflicts, most of them of dX written to its rows
 #include "common.cuh"
 

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 import statistics
 import sys
 import time
@@ -89,10 +90,7 @@ def counted(name: str, batch: int, width: int) -> dict[str, Any]:
     ours = [launch for launch in seen.launches if launch.result]
     counts = {key: sum(launch.result.counts[key] for launch in ours) for key in SUMMED}
     main = max(range(len(ours)), key=lambda i: ours[i].result.counts["sectors"])
-    busy = [
-        launch.result.counts for launch in ours
-        if launch.result.counts["instructions"] * 10 >= counts["instructions"]
-    ]  # fmt: skip
+    others = sum(launch.moved for launch in seen.launches)  # bytes, by the array module
     resources = [nvrtc.ptxas(launch.ptx, figures.ARCH)[launch.name] for launch in ours]
     full = at_full_batch(launched[main], batch, work.full)
     lies = figures.residency(
@@ -107,8 +105,8 @@ def counted(name: str, batch: int, width: int) -> dict[str, Any]:
         "kernel": name,
         "shape": work.shape,
         "dtype": work.dtype,
-        "bytes_ratio": (counts["bytes_read"] + counts["bytes_written"]) / work.ideal,
-        "sectors_ratio": 32 * counts["sectors"] / work.ideal,
+        "bytes_ratio": (counts["bytes_read"] + counts["bytes_written"] + others) / work.ideal,
+        "sectors_ratio": (32 * counts["sectors"] + others) / work.ideal,
         "sectors_per_request": counts["sectors"] / max(1, counts["requests"]),
         "bank_conflicts": counts["bank_conflicts"] / max(1, counts["shared_wavefronts"]),
         "registers": resources[main].registers,
@@ -116,7 +114,7 @@ def counted(name: str, batch: int, width: int) -> dict[str, Any]:
         "occupancy": lies.occupancy,
         "waves": lies.waves,
         "in_flight_kb": in_flight / 1024,
-        "balance": max(c["longest_warp"] / c["mean_warp"] for c in busy),
+        "balance": max(map(balance, ours)),
         "instructions": counts["instructions"],
         "bound": figures.bound(counts, in_flight),
         "launches": len(ours),
@@ -125,6 +123,11 @@ def counted(name: str, batch: int, width: int) -> dict[str, Any]:
     if work.keys:
         row["sectors_per_key"] = counts["sectors"] / work.keys
     return {key: round(x, 4) if isinstance(x, float) else x for key, x in row.items()}
+
+
+def balance(launch: Any) -> float:
+    """Instructions of the longest warp over those of the mean one."""
+    return launch.result.counts["longest_warp"] / launch.result.counts["mean_warp"]
 
 
 def at_full_batch(launched: Launched, batch: int, full: dict[str, int]) -> Any:
@@ -177,15 +180,28 @@ class Timer:
 def agrees(name: str, xp: ModuleType, batch: int, width: int) -> str:
     """Whether the op gives what the CPU's gives, on a small batch: "ok", or the largest error."""
     results = [CASES[name][0](where, batch, width).call() for where in (np, xp)]  # of one seed
-    worst = 0.0
-    for expected, got in zip(*results, strict=True):
-        expected, got = arrays.to_host(expected), arrays.to_host(got)
-        if expected.dtype.kind in "iu":
-            worst = max(worst, float((expected != got).any()))
-        elif expected.size:
-            scale = max(1.0, float(np.abs(expected).max()))
-            worst = max(worst, float(np.abs(np.float64(got) - expected).max()) / scale)
+    pairs = zip(*results, strict=True)
+    worst = max(difference(*map(arrays.to_host, pair)) for pair in pairs)
     return "ok" if worst < 1e-5 else f"{worst:.1e}"
+
+
+def difference(expected: np.ndarray, got: np.ndarray) -> float:
+    """The largest error over the largest value, or over 1 where all are smaller.
+
+    Infinite where shape, dtype, an integer or a number that is not finite differs.
+    """
+    if (expected.shape, expected.dtype) != (got.shape, got.dtype):
+        return math.inf
+    if expected.dtype.kind != "f":
+        return 0.0 if np.array_equal(expected, got) else math.inf
+    finite = np.isfinite(expected)
+    if not np.array_equal(np.isfinite(got), finite):
+        return math.inf
+    if not np.array_equal(expected[~finite], got[~finite], equal_nan=True):  # inf, -inf or NaN
+        return math.inf
+    expected, got = np.float64(expected[finite]), np.float64(got[finite])
+    scale = max(1.0, np.abs(expected).max(initial=0.0))
+    return float(np.abs(got - expected).max(initial=0.0) / scale)
 
 
 def timed(timer: Timer, name: str, batch: int, width: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A case gets an array module, a batch B and a width D, and returns a `Work`. Ideal bytes: each byte
 of input that is needed, once, plus each byte of output, once. Growth: a new kernel is a function
-here.
+here, and where array functions can do the same, one in kernel_naive.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import kernel_naive as naive
 import numpy as np
 
 from cupyrec.autograd import Tensor
@@ -60,7 +61,7 @@ class Work:
     before : callable, optional
         Undoes a call, so that the next one has the same to do.
     naive : callable, optional
-        The same by CuPy's own functions.
+        The same by the array module's own functions; returns as much.
     dtype : str
     """
 
@@ -69,7 +70,7 @@ class Work:
     shape: str
     full: dict[str, int] = dataclasses.field(default_factory=dict)
     keys: int = 0
-    naive: Callable[[], Any] | None = None
+    naive: Callable[[], tuple] | None = None
     before: Callable[[], Any] = lambda: None
     dtype: str = "float32"
 
@@ -118,10 +119,10 @@ class Rows:
 
     def __init__(self, xp: ModuleType, count: int, width: int, parts: int) -> None:
         self.stride = -(-width * parts // 4) * 4
-        shape = 1 << CHUNK, self.stride
-        self.chunks = [abs(floats(xp, *shape)) for _ in range(-(-2 * count >> CHUNK))]
-        addresses = [address(chunk) for chunk in self.chunks]
-        chunks = xp.asarray(np.array(addresses, np.uint64))
+        held = -(-2 * count >> CHUNK)
+        self.flat = abs(floats(xp, held << CHUNK, self.stride))  # the chunks, side by side
+        addresses = np.arange(held, dtype=np.uint64) * np.uint64(4 * self.stride << CHUNK)
+        chunks = xp.asarray(addresses + np.uint64(address(self.flat)))
         self.memory = embedding_rows.RowMemory(chunks, CHUNK, self.stride)
         rows = np.random.default_rng(2).permutation(2 * count)[:count]
         self.rows = xp.asarray(rows.astype(np.int64))
@@ -136,65 +137,60 @@ def address(array: Any) -> int:
 
 # Optimizers
 
+_Update = Callable[..., None]
+OPTIMIZERS: list[tuple[str, int, _Update, _Update, _Update, dict[str, float]]] = [
+    ("sgd", 0, sgd.sgd_dense, sgd.sgd_rows, naive.sgd, dict(lr=0.01)),
+    (
+        "adagrad", 1, adagrad.adagrad_dense, adagrad.adagrad_rows, naive.adagrad,
+        dict(lr=0.01, eps=1e-8),
+    ),
+    (
+        "adam", 2, adam.adam_dense, adam.adam_rows, naive.adam,
+        dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, t=2),
+    ),
+]  # fmt: skip
 
-def _dense(xp: ModuleType, batch: int, states: int, update: Callable[..., None]) -> Work:
+
+def _dense(
+    states: int, op: _Update, plain: _Update, constants: dict, xp: ModuleType, batch: int, _: int
+) -> Work:
     n = PARAMETERS if batch >= FULL_BATCH else 1024 * batch
     g, *values = (floats(xp, n) for _ in range(states + 2))
     values[1:] = [abs(value) for value in values[1:]]
 
-    def call() -> tuple:
-        update(*values, g)
+    def run(update: _Update) -> tuple:
+        update(*values, g, **constants)
         return tuple(values)
 
-    full = {"N": PARAMETERS}
-    return Work(call, 4 * n * (2 * len(values) + 1), f"N={n}", full)
+    return Work(
+        lambda: run(op), 4 * n * (2 * len(values) + 1), f"N={n}", {"N": PARAMETERS},
+        naive=lambda: run(plain),
+    )  # fmt: skip
 
 
-def _rows(xp: ModuleType, batch: int, width: int, states: int, update: Callable[..., None]) -> Work:
+def _rows(
+    states: int, op: _Update, plain: _Update, constants: dict, xp: ModuleType, batch: int,
+    width: int,
+) -> Work:  # fmt: skip
     u = batch * FEATURES // 4
     held = Rows(xp, u, width, states + 1)
     g = floats(xp, u, width)
+    plain = functools.partial(plain, **constants)
 
     def call() -> tuple:
-        update(held.memory, held.rows, g)
-        return tuple(held.chunks)
+        op(held.memory, held.rows, g, **constants)
+        return (held.flat,)
 
     ideal = u * (8 + 4 * width + 8 * width * (states + 1)) + held.addresses
-    return Work(call, ideal, f"U={u} D={width}")
+    return Work(
+        call, ideal, f"U={u} D={width}",
+        naive=lambda: (naive.update_rows(plain, held.flat, held.rows, g, states + 1),),
+    )  # fmt: skip
 
 
-ADAGRAD = dict(lr=0.01, eps=1e-8)
-ADAM = dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, t=2)
-
-
-@case("sgd_dense")
-def _sgd_dense(xp: ModuleType, batch: int, width: int) -> Work:
-    return _dense(xp, batch, 0, functools.partial(sgd.sgd_dense, lr=0.01))
-
-
-@case("sgd_rows", 128, 16)
-def _sgd_rows(xp: ModuleType, batch: int, width: int) -> Work:
-    return _rows(xp, batch, width, 0, functools.partial(sgd.sgd_rows, lr=0.01))
-
-
-@case("adagrad_dense")
-def _adagrad_dense(xp: ModuleType, batch: int, width: int) -> Work:
-    return _dense(xp, batch, 1, functools.partial(adagrad.adagrad_dense, **ADAGRAD))
-
-
-@case("adagrad_rows", 128, 16)
-def _adagrad_rows(xp: ModuleType, batch: int, width: int) -> Work:
-    return _rows(xp, batch, width, 1, functools.partial(adagrad.adagrad_rows, **ADAGRAD))
-
-
-@case("adam_dense")
-def _adam_dense(xp: ModuleType, batch: int, width: int) -> Work:
-    return _dense(xp, batch, 2, functools.partial(adam.adam_dense, **ADAM))
-
-
-@case("adam_rows", 128, 16)
-def _adam_rows(xp: ModuleType, batch: int, width: int) -> Work:
-    return _rows(xp, batch, width, 2, functools.partial(adam.adam_rows, **ADAM))
+for _name, _states, _on_vectors, _on_rows, _plain, _constants in OPTIMIZERS:
+    case(f"{_name}_dense")(functools.partial(_dense, _states, _on_vectors, _plain, _constants))
+    case(f"{_name}_rows", 128, 16)(functools.partial(_rows, _states, _on_rows, _plain, _constants))
 
 
 # Embedding
@@ -212,9 +208,11 @@ def _gather_rows(xp: ModuleType, batch: int, width: int) -> Work:
         embedding_rows.gather_rows(held.memory, held.rows, inverse, unseen, out)
         return (out,)
 
-    flat = floats(xp, u, width)
     ideal = 8 * n + u * (8 + 4 * width) + 4 * n * width + held.addresses
-    return Work(call, ideal, f"N={n} U={u} D={width}", naive=lambda: xp.take(flat, inverse, axis=0))
+    return Work(
+        call, ideal, f"N={n} U={u} D={width}",
+        naive=lambda: (held.flat[held.rows[inverse], :width],),
+    )  # fmt: skip
 
 
 @case("write_rows", 128, 16)
@@ -224,10 +222,12 @@ def _write_rows(xp: ModuleType, batch: int, width: int) -> Work:
 
     def call() -> tuple:
         embedding_rows.write_rows(held.memory, 5, values)
-        return tuple(held.chunks)
+        return (held.flat,)
 
-    ideal = 4 * u * (width + held.stride) + held.addresses
-    return Work(call, ideal, f"N={u} D={width}", {"stride": held.stride})
+    return Work(
+        call, 4 * u * (width + held.stride) + held.addresses, f"N={u} D={width}",
+        {"stride": held.stride}, naive=lambda: (naive.write_rows(held.flat, 5, values),),
+    )  # fmt: skip
 
 
 @case("initial_vectors", 128, 16)
@@ -238,7 +238,10 @@ def _uniform_vectors(xp: ModuleType, batch: int, width: int) -> Work:
     def call() -> tuple:
         return (initial_vectors.uniform_vectors(tables, ids, width, 7, -0.05, 0.05),)
 
-    return Work(call, len(ids) * (12 + 4 * width), f"N={len(ids)} D={width}")
+    return Work(
+        call, len(ids) * (12 + 4 * width), f"N={len(ids)} D={width}",
+        naive=lambda: (naive.uniform_vectors(xp, len(ids), width, -0.05, 0.05),),
+    )  # fmt: skip
 
 
 @case("segment_sum", 128, 16)
@@ -248,14 +251,11 @@ def _segment_sums(xp: ModuleType, batch: int, width: int) -> Work:
     x = floats(xp, n, width)
     offsets, positions = xp.asarray(keys.offsets), xp.asarray(keys.positions)
     inverse = xp.asarray(keys.inverse)
-
-    def naive() -> None:
-        xp.add.at(xp.zeros((u, width), np.float32), inverse, x)
-
     ideal = n * (4 * width + 8) + 8 * (u + 1) + 4 * u * width
     return Work(
         lambda: (segment_sum.segment_sum(x, offsets, positions),),
-        ideal, f"N={n} U={u} D={width}", naive=naive,
+        ideal, f"N={n} U={u} D={width}",
+        naive=lambda: (naive.segment_sum(xp, x, inverse, u),),
     )  # fmt: skip
 
 
@@ -263,7 +263,10 @@ def _segment_sums(xp: ModuleType, batch: int, width: int) -> Work:
 def _int8_encode(xp: ModuleType, batch: int, width: int) -> Work:
     n = batch * FEATURES
     x = floats(xp, n, width)
-    return Work(lambda: int8_codec.int8_encode(x), n * (5 * width + 4), f"N={n} D={width}")
+    return Work(
+        lambda: int8_codec.int8_encode(x), n * (5 * width + 4), f"N={n} D={width}",
+        naive=lambda: naive.int8_encode(xp, x),
+    )  # fmt: skip
 
 
 @case("int8_decode", 128, 16)
@@ -271,8 +274,9 @@ def _int8_decode(xp: ModuleType, batch: int, width: int) -> Work:
     n = batch * FEATURES
     codes, scales = int8_codec.int8_encode(floats(xp, n, width))
     return Work(
-        lambda: (int8_codec.int8_decode(codes, scales),), n * (5 * width + 4), f"N={n} D={width}"
-    )
+        lambda: (int8_codec.int8_decode(codes, scales),), n * (5 * width + 4), f"N={n} D={width}",
+        naive=lambda: (naive.int8_decode(codes, scales),),
+    )  # fmt: skip
 
 
 @case("unique_keys")
@@ -283,7 +287,7 @@ def _unique(xp: ModuleType, batch: int, width: int) -> Work:
     return Work(
         lambda: tuple(unique_keys.unique_keys(tables, ids)),
         ideal, f"N={n} U={u}", keys=n, dtype="int64",
-        naive=lambda: xp.unique(ids, return_inverse=True, return_index=True),
+        naive=lambda: naive.unique_keys(xp, tables, ids),
     )  # fmt: skip
 
 
@@ -298,7 +302,9 @@ class _Table:
         tables = rng.integers(0, TABLES, size).astype(np.uint32)
         self.length = size // 2
         self.table = hash_table.HashTable(xp)
-        for i, j in [(0, size // 4), (size // 4, size // 2)]:  # it grows with the first, to `size`
+        # Slots grow to `size` with the first half; keys with the second, with room for `count`.
+        half = size // 4 + (count + 1) // 2
+        for i, j in [(0, half), (half, size // 2)]:
             self.table.insert(xp.asarray(tables[i:j]), xp.asarray(ids[i:j]))
         known = rng.permutation(size // 2)[: count - count * new // 4]
         asked = rng.permutation(np.concatenate([known, np.arange(count * new // 4) + size // 2]))
@@ -338,14 +344,11 @@ def _dot_interaction_forward(xp: ModuleType, batch: int, width: int) -> Work:
     def call() -> tuple:
         return (dot_interaction.dot_interaction(dense, sparse, output_padding=1),)
 
-    def naive() -> Any:
-        x = xp.concatenate([dense[:, None], sparse], axis=1)
-        rows, others = xp.tril_indices(FEATURES, -1)
-        products = xp.matmul(x, x.transpose(0, 2, 1))[:, rows, others]
-        return xp.concatenate([dense, products], axis=1)
-
     ideal = 4 * batch * (FEATURES * width + columns)
-    return Work(call, ideal, f"B={batch} F={FEATURES} D={width}", naive=naive)
+    return Work(
+        call, ideal, f"B={batch} F={FEATURES} D={width}",
+        naive=lambda: (naive.dot_interaction(xp, dense, sparse, 1),),
+    )  # fmt: skip
 
 
 @case("dot_interaction_backward", 128, 16)
@@ -357,8 +360,10 @@ def _dot_interaction_backward(xp: ModuleType, batch: int, width: int) -> Work:
     grad = floats(xp, batch, columns)
     ideal = 4 * batch * (2 * FEATURES * width + columns - 1)  # nobody needs the padding's
     # The node, for the tape would copy what it gives.
-    shape = f"B={batch} F={FEATURES} D={width}"
-    return Work(lambda: tuple(node.backward(grad)), ideal, shape)
+    return Work(
+        lambda: tuple(node.backward(grad)), ideal, f"B={batch} F={FEATURES} D={width}",
+        naive=lambda: naive.dot_interaction_backward(xp, grad, *inputs),
+    )  # fmt: skip
 
 
 DROPOUT = relu_dropout.Dropout(0.5, seed=1, step=2, layer=3)
@@ -372,7 +377,7 @@ def _relu_dropout_forward(xp: ModuleType, batch: int, width: int) -> Work:
     return Work(
         lambda: relu_dropout.relu_dropout(x, bias, DROPOUT),
         ideal, f"B={batch} N={COLUMNS}", {"N": COLUMNS},
-        naive=lambda: xp.maximum(x + bias, 0),
+        naive=lambda: naive.relu_dropout(xp, x, bias, DROPOUT.rate),
     )  # fmt: skip
 
 
@@ -384,6 +389,7 @@ def _relu_dropout_backward(xp: ModuleType, batch: int, width: int) -> Work:
     return Work(
         lambda: (relu_dropout.relu_dropout_backward(x, mask, DROPOUT),),
         ideal, f"B={batch} N={COLUMNS}", {"N": COLUMNS},
+        naive=lambda: (naive.relu_dropout_backward(xp, x, mask, DROPOUT.rate),),
     )  # fmt: skip
 
 
@@ -398,7 +404,7 @@ def _bce_forward(xp: ModuleType, batch: int, width: int) -> Work:
     z, y, shape = _logits(xp, batch)
     return Work(
         lambda: (bce_with_logits.bce_with_logits(z, y),), 8 * z.size + 4, shape, {"B": FULL_BATCH},
-        naive=lambda: (xp.maximum(z, 0) - z * y + xp.log1p(xp.exp(-abs(z)))).mean(),
+        naive=lambda: (naive.bce(xp, z, y),),
     )  # fmt: skip
 
 
@@ -407,15 +413,23 @@ def _bce_backward(xp: ModuleType, batch: int, width: int) -> Work:
     z, y, shape = _logits(xp, batch)
     node = bce_with_logits.bce_with_logits(Tensor(z, requires_grad=True), y)._node
     grad = xp.ones((), np.float32)
-    return Work(lambda: (node.backward(grad)[0],), 12 * z.size + 4, shape, {"B": FULL_BATCH})
+    return Work(
+        lambda: (node.backward(grad)[0],), 12 * z.size + 4, shape, {"B": FULL_BATCH},
+        naive=lambda: (naive.bce_backward(xp, z, y),),
+    )  # fmt: skip
+
+
+def _one(x: Any, dtype: type) -> Any:
+    """What is a float on the CPU, as devices give it."""
+    return np.full(1, x, dtype) if isinstance(x, float) else x
 
 
 @case("sum_squares")
 def _squares(xp: ModuleType, batch: int, width: int) -> Work:
     x = floats(xp, PARAMETERS if batch >= FULL_BATCH else 1024 * batch)
     return Work(
-        lambda: (sum_squares.sum_squares(x),), 4 * x.size + 8, f"N={x.size}", {"N": PARAMETERS},
-        naive=lambda: (x * x).sum(),
+        lambda: (_one(sum_squares.sum_squares(x), np.float64),), 4 * x.size + 8, f"N={x.size}",
+        {"N": PARAMETERS}, naive=lambda: ((x * x).sum(dtype=np.float64, keepdims=True),),
     )  # fmt: skip
 
 
@@ -423,4 +437,7 @@ def _squares(xp: ModuleType, batch: int, width: int) -> Work:
 def _clip(xp: ModuleType, batch: int, width: int) -> Work:
     parts = [1.0, 1.0] if xp is np else [xp.ones(1, np.float64), xp.ones(1, np.float64)]
     loss = xp.ones((), np.float32)
-    return Work(lambda: (clip_scale.clip_scale(parts, 1.0, loss),), 24, "K=2")
+    return Work(
+        lambda: (_one(clip_scale.clip_scale(parts, 1.0, loss), np.float32),), 24, "K=2",
+        naive=lambda: (naive.clip_scale(xp, parts, 1.0, loss).reshape(1),),
+    )  # fmt: skip

@@ -184,16 +184,27 @@ def launches(batch, features, width, **options):
 
 
 @pytest.mark.parametrize(
-    ("shape", "most_conflicts"), [((16, 27, 128), 0.02), ((32, 27, 16), 0.025)], ids=str
+    ("shape", "padding", "most_conflicts"),
+    [
+        ((16, 27, 128), 0, 0.02),
+        ((16, 27, 128), 1, 0.02),
+        ((32, 27, 16), 1, 0.02),
+        # 367 columns of output: warps that read from row 0 and from pairs at once meet in a bank.
+        # No strides avoid that and keep tiles and pairs apart, see *Tried* in the .cu.
+        ((32, 27, 16), 0, 0.025),
+    ],
+    ids=str,
 )
-def test_cost(xp, shape, most_conflicts):
+def test_cost(xp, shape, padding, most_conflicts):
     """No byte is read twice, whole sectors are asked for, few banks conflict."""
     if xp is not arrays.module("sim"):
         pytest.skip("the simulator counts")
-    for launch, ideal in zip(*launches(*shape), strict=True):
+    for launch, ideal in zip(*launches(*shape, output_padding=padding), strict=True):
         counts = launch.result.counts
         assert counts["bytes_read"] + counts["bytes_written"] <= 1.01 * ideal
-        assert 32 * counts["sectors"] <= 1.01 * ideal
+        # Behind padding, which is not read, a row of the gradient starts within a sector.
+        most_sectors = 1.07 if padding and launch.name.endswith("backward") else 1.01
+        assert 32 * counts["sectors"] <= most_sectors * ideal
         assert counts["bank_conflicts"] <= most_conflicts * counts["shared_wavefronts"]
         assert counts["longest_warp"] <= 1.1 * counts["mean_warp"]
 

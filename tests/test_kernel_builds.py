@@ -1,26 +1,119 @@
-"""Every kernel, as the bench launches it, compiles for three architectures without a complaint."""
+"""Every kernel compiles for three architectures without a complaint: as the bench launches it, and
+as users' widths, options and alignments specialise it.
+"""
 
+import contextlib
 import importlib
 import itertools
-import logging
+import multiprocessing
+import os
 import pkgutil
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import numpy as np
+import oracle
 import pytest
+from assembled import assembled
 
-from cupyrec import arrays, kernel, nvrtc, ops
+from cupyrec import Tensor, arrays, kernel, ops
 from cupyrec.kernel import Kernel
+from cupyrec.ops import (
+    bce_with_logits,
+    dot_interaction,
+    embedding_rows,
+    initial_vectors,
+    int8_codec,
+    relu_dropout,
+    segment_sum,
+    sum_squares,
+    unique_keys,
+)
 
 pytest.importorskip("cupy", reason="CuPy brings NVRTC: pip install cupyrec[sim]")
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
 import bench_kernels
+import kernel_cases
 
-BATCH = 4  # as many specialisations as at 256: they follow from the widths
+BATCH = 10  # widths make most specialisations; and unique keys are sorted in two passes
+KEYS = 64, 128, 256, 512  # of 6, 7, 8 and twice 5 bits
 ARCHITECTURES = 80, 90, 100
+
+_KERNEL = r'extern "C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\('
+
+# Specialisations of users. An array that starts `shift` floats into its memory may be read by 4, 1
+# or 2 floats at a time, where the width lets it.
+FEATURES, WIDTHS = (3, 7, 27, 33, 64), (1, 4, 10, 16, 128, 130, 512, 1025)
+ROW_WIDTHS = 1, 3, 10, 16, 130, 1025
+SHIFTS = 0, 1, 2
+CONCAT, NO_CONCAT, NO_DENSE = range(3)
+
+
+def floats(*shape, shift=0, dtype=np.float32):
+    sim = arrays.module("sim")
+    return sim.empty(int(np.prod(shape)) + shift, dtype)[shift:].reshape(shape)
+
+
+def interact(features, width, shape, self_interaction, padding, shift):
+    options = dict(self_interaction=bool(self_interaction), output_padding=padding)
+    dense = Tensor(floats(1, width), requires_grad=True) if shape != NO_DENSE else None
+    sparse = floats(1, features - (shape != NO_DENSE), width, shift=shift)
+    out = dot_interaction.dot_interaction(
+        dense, Tensor(sparse, requires_grad=True), output_concat=shape == CONCAT, **options
+    )
+    out._node.backward(floats(*out.shape))
+
+
+def interact_all():
+    choices = (CONCAT, NO_CONCAT, NO_DENSE), (0, 1), (0, 1), SHIFTS
+    for case in oracle.covering(FEATURES, WIDTHS, *choices):
+        interact(*case)
+
+
+def rows_of(width, shift):
+    """Whatever works on rows of one width."""
+    keys, chunks = floats(2, dtype=np.int64), floats(1, dtype=np.uint64)
+    x, codes = floats(2, width, shift=shift), floats(2, width, dtype=np.int8)
+    for _, states, _, update, _, constants in kernel_cases.OPTIMIZERS:
+        memory = embedding_rows.RowMemory(chunks, 1, ((states + 1) * width + 3) // 4 * 4)
+        update(memory, keys, x, **constants)
+    embedding_rows.write_rows(memory, 0, x)
+    embedding_rows.gather_rows(memory, keys, keys, floats(0, width), x)
+    segment_sum.segment_sum(x, keys, keys)
+    int8_codec.int8_encode(x)
+    int8_codec.int8_decode(codes, floats(2), out=x)
+    initial_vectors.uniform_vectors(floats(2, dtype=np.uint32), keys, width, 0, 0.0, 1.0)
+
+
+def vectors(shift):
+    """Whatever works on elements."""
+    a, b, c, d = (floats(8, shift=shift) for _ in range(4))
+    for _, states, update, _, _, constants in kernel_cases.OPTIMIZERS:
+        update(*(a, b, c, d)[: states + 2], **constants)
+    sum_squares.sum_squares(a)
+    loss = bce_with_logits.bce_with_logits(Tensor(a, requires_grad=True), b)
+    loss._node.backward(floats())
+    x, bias = floats(2, 8, shift=shift), floats(8)
+    _, mask = relu_dropout.relu_dropout(x, bias)
+    relu_dropout.relu_dropout_backward(x, mask)
+
+
+@contextlib.contextmanager
+def noted():
+    """Kernels are not launched in this context; yields what would be."""
+    made, call = [], Kernel.__call__
+
+    def note(self, *arguments, macros=kernel._NO_MACROS, **sizes):
+        made.append(bench_kernels.Launched(self, dict(macros), sizes))
+
+    Kernel.__call__ = note
+    try:
+        yield made
+    finally:
+        Kernel.__call__ = call
 
 
 def specialisation(one):
@@ -34,31 +127,62 @@ def launched():
     with bench_kernels.watched() as made:
         for name, (_, widths) in bench_kernels.CASES.items():
             for width in widths:
-                check = bench_kernels.agrees(name, arrays.module("sim"), BATCH, width)
+                batch = 3 * BATCH if name == "unique_keys" else BATCH  # more than 8 bits of keys
+                check = bench_kernels.agrees(name, arrays.module("sim"), batch, width)
                 if check != "ok":
                     wrong[name, width] = check
     return {specialisation(one): one for one in made}, wrong
 
 
 @pytest.fixture(scope="module")
-def built(launched):
-    """What NVRTC and ptxas say of each specialisation; two processes at a time."""
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
+def special():
+    """Specialisations of users, most of which the bench doesn't launch."""
+    with noted() as made:
+        interact_all()
+        for width, shift in itertools.product(ROW_WIDTHS, SHIFTS):
+            rows_of(width, shift)
+        for shift in SHIFTS:
+            vectors(shift)
+        for n in KEYS:
+            unique_keys.unique_keys(floats(n, dtype=np.uint32), floats(n, dtype=np.int64))
+    return {specialisation(one): one for one in made}
 
-    def build(job):
-        (_, name, macros), arch = job
-        text = launched[0][job[0]].kernel.ptx(arch, dict(macros))
-        return *job, nvrtc.ptxas(text, arch)[name]
 
-    logger = logging.getLogger("cupyrec")
-    logger.addHandler(handler)
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(build, itertools.product(launched[0], ARCHITECTURES))), said
-    finally:
-        logger.removeHandler(handler)
+def one_source(file, specialisations):
+    """A source with a file's kernels for several sets of macros; of the i-th they end in _i."""
+    text, parts = kernel.source(file), []
+    for i, macros in enumerate(specialisations):
+        macros = dict(macros) | {name: f"{name}_{i}" for name in re.findall(_KERNEL, text)}
+        parts += [f"#define {name} {value}\n" for name, value in macros.items()]
+        parts += [f"namespace s{i} {{\n", text, "\n}\n"] if len(specialisations) > 1 else [text]
+        parts += [f"#undef {name}\n" for name in macros]
+    return "".join(parts)
+
+
+@pytest.fixture(scope="module")
+def built(launched, special):
+    """What NVRTC and ptxas say of each specialisation; many a file, for a file takes its time."""
+    jobs = []
+    wanted = sorted({(file, macros) for file, _, macros in launched[0] | special})
+    for file, found in itertools.groupby(wanted, lambda one: one[0]):
+        most = 1 if re.search(r"[\s=(]::\w", kernel.source(file)) else 12  # ::x of one namespace
+        groups = batched([macros for _, macros in found], most)
+        jobs += itertools.product([file], groups, ARCHITECTURES)
+    sources = [one_source(file, group) for file, group, _ in jobs]
+    files, architectures = [f"kernels/{file}" for file, *_ in jobs], [arch for *_, arch in jobs]
+    processes = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), processes) as pool:
+        results = [*pool.map(assembled, sources, architectures, files)]
+    found = [
+        (name, group[int(name.rpartition("_")[2])], arch, resources)
+        for (_, group, arch), (kernels, _) in zip(jobs, results, strict=True)
+        for name, resources in kernels.items()
+    ]
+    return found, [message for _, said in results for message in said]
+
+
+def batched(items, count):
+    return [items[i : i + count] for i in range(0, len(items), count)]
 
 
 def declared():
@@ -81,10 +205,7 @@ def test_every_kernel_of_the_folder_is_built(launched):
     in_files = {
         (path.name, name)
         for path in kernel.folder().glob("*.cu")
-        for name in re.findall(
-            r'extern "C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(',
-            path.read_text(),
-        )
+        for name in re.findall(_KERNEL, path.read_text())
     }
     assert {path.name for path in kernel.folder().glob("*.cu")} == {file for file, _ in in_files}
     assert in_files - {(file, name) for file, name, _ in launched[0]} == set()
@@ -94,11 +215,29 @@ def test_nvrtc_does_not_warn(built):
     assert built[1] == []
 
 
-def test_ptxas_neither_warns_nor_spills(built):
-    assert len(built[0]) >= 3 * 20
+def test_ptxas_neither_warns_nor_spills(built, launched, special):
+    names = {(name.rpartition("_")[0], macros, arch) for name, macros, arch, _ in built[0]}
+    wanted = itertools.product(launched[0] | special, ARCHITECTURES)
+    assert names >= {(name, macros, arch) for (_, name, macros), arch in wanted}
     complaints = [
-        f"{file} {name} {dict(macros)} for sm_{arch}: {found}"
-        for (file, name, macros), arch, found in built[0]
+        f"{name} {dict(macros)} for sm_{arch}: {found}"
+        for name, macros, arch, found in built[0]
         if found.warnings or found.spills or found.registers == 0
     ]
     assert not complaints, "\n".join(complaints)
+
+
+def test_special_cases_cover_what_users_have(special):
+    """Every width with every number of features, and pairwise with all else."""
+    forward = [dict(m) for _, name, m in special if name == "dot_interaction_forward"]
+    backward = [dict(m) for _, name, m in special if name == "dot_interaction_backward"]
+    for found in forward, backward:
+        sizes = {(macros["FEATURES"], macros["WIDTH"]) for macros in found}
+        assert sizes == set(itertools.product(FEATURES, WIDTHS))
+        for option in ("DENSE", "SELF", "CONCAT", "PADDING"):
+            assert {macros[option] for macros in found} == {0, 1}
+        assert {macros["VECTOR"] for macros in found} == {1, 2, 4}
+    assert any(macros["CHUNK"] < macros["WIDTH"] for macros in forward)
+    assert {macros["STAGED"] for macros in backward} == {0, 1}
+    for name in ("gather_rows", "write_rows", "adam_rows", "segment_sum", "int8_decode"):
+        assert {dict(m)["VECTOR"] for _, kernel, m in special if kernel == name} == {1, 2, 4}

@@ -175,10 +175,12 @@ def _cut_forward(features: int, width: int, pairs: int, head: int) -> dict[str, 
         ):
             samples //= 2
     threads = blocks(samples * tiles * split, 32) * 32
+    # Where rows come in chunks, what the loop over them keeps takes registers too.
+    resident = 1 if tile == _MAX_TILE else 640 if chunk == width else 512
     return {
         "TILE": tile, "SPLIT": split, "LANE": lane, "CHUNK": chunk, "STRIDE": stride,
         "PAIRS_STRIDE": pairs_stride, "SAMPLES": samples, "THREADS": threads,
-        "BLOCKS": max(1, 640 // threads) if tile < 8 else 1,
+        "BLOCKS": max(1, resident // threads),
     }  # fmt: skip
 
 

@@ -1,0 +1,140 @@
+"""The ops of the bench in a few lines of the array module's functions, as a user would write them.
+
+bench_kernels.py times them on a GPU beside the kernels; a test runs them under NumPy against the
+CPU's ops. There is none for look-ups in a hash table, which array functions can't express.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+# Optimizers, in place
+
+
+def sgd(w: Any, g: Any, *, lr: float) -> None:
+    w -= lr * g
+
+
+def adagrad(w: Any, s: Any, g: Any, *, lr: float, eps: float) -> None:
+    s += g * g
+    w -= lr * g / (s**0.5 + eps)
+
+
+def adam(
+    w: Any, m: Any, v: Any, g: Any, *, lr: float, beta1: float, beta2: float, eps: float, t: int
+) -> None:
+    m[...] = beta1 * m + (1 - beta1) * g
+    v[...] = beta2 * v + (1 - beta2) * g * g
+    w -= lr / (1 - beta1**t) * m / (v**0.5 / (1 - beta2**t) ** 0.5 + eps)
+
+
+def update_rows(update: Callable[..., None], memory: Any, rows: Any, g: Any, parts: int) -> Any:
+    """Copy rows out, update them, copy them back."""
+    width = g.shape[1]
+    columns = [slice(i * width, (i + 1) * width) for i in range(parts)]
+    values = [memory[rows, part] for part in columns]
+    update(*values, g)
+    for part, value in zip(columns, values, strict=True):
+        memory[rows, part] = value
+    return memory
+
+
+# Embedding
+
+
+def write_rows(memory: Any, first: int, values: Any) -> Any:
+    count, width = values.shape
+    memory[first : first + count, :width] = values
+    memory[first : first + count, width:] = 0
+    return memory
+
+
+def uniform_vectors(xp: ModuleType, count: int, width: int, low: float, high: float) -> Any:
+    """Other numbers: the module's generators know no keys."""
+    generator = xp.random.default_rng(0)
+    return generator.random((count, width), dtype=np.float32) * (high - low) + low
+
+
+def segment_sum(xp: ModuleType, x: Any, inverse: Any, count: int) -> Any:
+    out = xp.zeros((count, x.shape[1]), np.float32)
+    xp.add.at(out, inverse, x)
+    return out
+
+
+def int8_encode(xp: ModuleType, x: Any) -> tuple[Any, Any]:
+    scales = abs(x).max(axis=1)
+    t = x / scales[:, None] * 127
+    return xp.trunc(t + xp.copysign(0.5, t)).astype(np.int8), scales
+
+
+def int8_decode(codes: Any, scales: Any) -> Any:
+    return codes * (scales / 127)[:, None]
+
+
+def unique_keys(xp: ModuleType, tables: Any, ids: Any) -> tuple:
+    """By sorting: unique keys come in their order, not in that of their first occurrence."""
+    positions = xp.lexsort(xp.stack([ids, tables.astype(np.int64)]))
+    tables, ids = tables[positions], ids[positions]
+    first = xp.ones(len(ids), bool)
+    first[1:] = (tables[1:] != tables[:-1]) | (ids[1:] != ids[:-1])
+    starts = xp.flatnonzero(first)
+    inverse = xp.empty_like(positions)
+    inverse[positions] = xp.cumsum(first) - 1
+    offsets = xp.concatenate([starts, xp.asarray([len(ids)])])
+    return tables[starts], ids[starts], inverse, offsets, positions
+
+
+# Dense ops
+
+
+def _joined(xp: ModuleType, dense: Any, sparse: Any) -> tuple[Any, Any, Any]:
+    """All features of a sample, rows and columns of the pairs."""
+    x = xp.concatenate([dense[:, None], sparse], axis=1)
+    return x, *xp.tril_indices(x.shape[1], -1)
+
+
+def dot_interaction(xp: ModuleType, dense: Any, sparse: Any, padding: int) -> Any:
+    x, rows, columns = _joined(xp, dense, sparse)
+    products = xp.matmul(x, x.transpose(0, 2, 1))[:, rows, columns]
+    zeros = xp.zeros((len(x), padding), np.float32)
+    return xp.concatenate([dense, products, zeros], axis=1)
+
+
+def dot_interaction_backward(xp: ModuleType, grad: Any, dense: Any, sparse: Any) -> tuple:
+    x, rows, columns = _joined(xp, dense, sparse)
+    batch, features, width = x.shape
+    s = xp.zeros((batch, features, features), np.float32)
+    s[:, rows, columns] = grad[:, width : width + len(rows)]
+    dx = xp.matmul(s + s.transpose(0, 2, 1), x)
+    return dx[:, 0] + grad[:, :width], dx[:, 1:]
+
+
+def relu_dropout(xp: ModuleType, x: Any, bias: Any, rate: float) -> tuple[Any, Any]:
+    """Other units: the module's generators know no samples. N is a multiple of 128."""
+    keep = xp.random.default_rng(0).random(x.shape, dtype=np.float32) >= rate
+    y = xp.maximum(x + bias, 0) * keep * np.float32(1 / (1 - rate))
+    mask = xp.packbits(y > 0, bitorder="little").view(np.uint32)
+    return y, mask.reshape(len(x), -1)
+
+
+def relu_dropout_backward(xp: ModuleType, dy: Any, mask: Any, rate: float) -> Any:
+    live = xp.unpackbits(mask.view(np.uint8), bitorder="little").reshape(dy.shape)
+    return dy * live * np.float32(1 / (1 - rate))
+
+
+def bce(xp: ModuleType, z: Any, y: Any) -> Any:
+    return (xp.maximum(z, 0) - z * y + xp.log1p(xp.exp(-abs(z)))).mean()
+
+
+def bce_backward(xp: ModuleType, z: Any, y: Any) -> Any:
+    return (1 / (1 + xp.exp(-z)) - y) / z.size
+
+
+def clip_scale(xp: ModuleType, squares: list[Any], limit: float, loss: Any) -> Any:
+    norm = xp.sqrt(sum(squares))
+    scale = xp.minimum(1, limit / xp.maximum(norm, 1e-30))
+    return xp.where(xp.isfinite(norm) & xp.isfinite(loss), scale, np.nan).astype(np.float32)
