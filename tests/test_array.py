@@ -32,6 +32,12 @@ def test_there_and_back():
     assert repr(sim.asarray([1, 2])) == "array([1, 2])"
 
 
+@pytest.mark.parametrize("shape", [-1, (2, -3)])
+def test_negative_sizes_are_refused(shape):
+    with pytest.raises(ValueError, match=r"^sim\.empty: 'shape' must have no size below 0, got \("):
+        sim.empty(shape)
+
+
 @pytest.mark.parametrize("convert", [np.asarray, np.array, np.add.reduce, memoryview])
 def test_it_is_no_numpy_array(convert):
     x = sim.asarray(X)

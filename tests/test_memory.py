@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 
@@ -43,9 +45,80 @@ def test_freed_memory_is_used_again_late_and_unwritten(heap):
     assert heap.live == [again]
 
 
+def test_freed_neighbours_become_one_block(heap):
+    size = memory.QUARANTINE // 4
+    made = [heap.allocate(size, "a") for _ in range(4)]
+    heap.allocate(1, "end")
+    for i in (2, 0, 1, 3):
+        heap.free(made[i])
+    for other in [heap.allocate(size + memory.GUARD, "b") for _ in range(5)]:
+        heap.free(other)  # until those four have waited
+    assert heap.allocate(4 * size, "c").address == made[0].address
+
+
+def test_memory_of_many_sizes_is_used_again(heap):
+    """What is in use stays small, so what was ever touched does, too."""
+    generator, live, top = np.random.default_rng(0), [], 0
+    for _ in range(4000):
+        if len(live) > 20:
+            heap.free(live.pop(int(generator.integers(len(live)))))
+        live.append(heap.allocate(int(generator.integers(1 << 20)), "a"))
+        assert not heap.view(live[-1])[:64].any()
+        heap.write(live[-1], bytes([7]) * min(64, live[-1].size))
+        top = max(top, live[-1].address + live[-1].size - heap.base)
+    assert top < 3 * memory.QUARANTINE
+    assert heap.live == sorted(live)
+    for a in live:
+        heap.free(a)
+    while heap._waiting:
+        heap._end_wait()
+    assert heap._by_room == [(memory.RESERVED - memory.GUARD, memory.GUARD)]
+    assert heap.live == []
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_large_blocks_are_cleared(heap, drops):
+    assert heap._drops or not hasattr(os, "posix_fadvise")  # as on Linux
+    heap._drops &= drops
+    size = memory.LARGE + 100
+    edge = heap.allocate(300, "edge")
+    heap.write(edge, bytes([5]) * 300)
+    first = heap.allocate(size, "a")
+    heap.view(first)[:] = 7
+    start = first.address - heap.base
+    heap.written[start : start + size] = 1
+    heap.free(first)
+    assert not heap.bytes[start : start + size].any()
+    assert not heap.written[start : start + size].any()
+    assert heap.view(edge).tolist() == [5] * 300
+
+
+def test_written_from_the_start(heap):
+    a = heap.allocate(10, "a", written=True)
+    start = a.address - heap.base
+    assert heap.written[start - 1 : start + 11].tolist() == [0] + [1] * 10 + [0]
+
+
 def test_too_much(heap):
-    with pytest.raises(MemoryError, match=r"^sim: allocations must fit \d+ bytes, got \d+ more\.$"):
-        heap.allocate(memory.RESERVED, "all")
+    text = r"^sim: allocations must fit \d+ bytes, got \d+ more\.$"
+    for _ in range(2):
+        with pytest.raises(MemoryError, match=text):
+            heap.allocate(memory.RESERVED, "all")
+    a = heap.allocate(8, "a")  # it lives on
+    heap.free(heap.allocate(memory.RESERVED // 2, "half"))
+    heap.free(a)
+    b = heap.allocate(memory.RESERVED - 2 * memory.GUARD, "what waits, too")
+    assert heap.live == [b]
+
+
+def test_what_is_freed_meanwhile_is_settled_later(heap):
+    """As by the collector in the middle of an allocation."""
+    a, b = heap.allocate(8, "a"), heap.allocate(8, "b")
+    with heap._lock:
+        heap.free(a)
+        assert heap.live == [a, b]
+    heap.free(b)
+    assert heap.live == []
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ arrays. Work on the host, done by NumPy, stands for CuPy's own kernels.
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +22,15 @@ __all__ = ["FUNCTIONS", "array", "asarray", "asnumpy", "empty", "ndarray"]
 
 
 class _Owner:
-    """Bytes of the heap that are given back when no array uses them."""
+    """Bytes of the heap that are given back when no array uses them, NumPy's views among those."""
 
     def __init__(self, nbytes: int, name: str) -> None:
-        self.allocation = the_heap().allocate(nbytes, name)
+        made = the_heap().allocate(nbytes, name)
         recorder.allocated(nbytes)
-        weakref.finalize(self, _release, self.allocation)
+        weakref.finalize(self, _release, made)
+        self.__array_interface__ = {
+            "version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (made.address, False),
+        }  # fmt: skip
 
 
 def _release(allocation: Allocation) -> None:
@@ -55,14 +59,15 @@ class ndarray:
     def __init__(self, shape: int | tuple[int, ...], dtype: Any = float) -> None:
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-        nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        self._owner = _Owner(nbytes, f"{dtype} {shape}")
-        self._host = the_heap().view(self._owner.allocation).view(dtype).reshape(shape)
+        if min(shape, default=0) < 0:
+            raise ValueError(f"sim.empty: 'shape' must have no size below 0, got {shape}.")
+        nbytes = dtype.itemsize * math.prod(map(int, shape))
+        self._host = np.asarray(_Owner(nbytes, f"{dtype} {shape}")).view(dtype).reshape(shape)
 
     def _view(self, host: np.ndarray) -> ndarray:
         """An array of the same bytes."""
         result = object.__new__(type(self))
-        result._owner, result._host = self._owner, host
+        result._host = host
         return result
 
     def _written(self) -> np.ndarray:
