@@ -16,15 +16,14 @@ NEEDED = "CuPy brings NVRTC: pip install cupyrec[cuda12]"
     [
         (dict(name="other"), ValueError,
          "sim.run: 'name' must be one of the kernels ['f'], got 'other'."),
-        (dict(args=()), ValueError, "sim.run: 'args' must have 1 values, got 0."),
-        (dict(args=(3,)), TypeError,
-         "sim.run: 'args[0]' must be an array or a NumPy scalar, got int."),
-        (dict(args=(np.int32(3),)), TypeError,
-         "sim.run: 'args[0]' must have the 8 bytes that the kernel takes, got 4."),
-        (dict(grid=0), ValueError,
-         "sim.run: 'grid' and 'block' must be 1 to 3 sizes above 0, got 0."),
+        (dict(grid=0), ValueError, "sim.run: 'grid' must be 1 to 3 sizes above 0, got 0."),
         (dict(block=(1, 1, 1, 1)), ValueError,
-         "sim.run: 'grid' and 'block' must be 1 to 3 sizes above 0, got (1, 1, 1, 1)."),
+         "sim.run: 'block' must be 1 to 3 sizes above 0, got (1, 1, 1, 1)."),
+        (dict(block=()), ValueError, "sim.run: 'block' must be 1 to 3 sizes above 0, got ()."),
+        (dict(grid=1.5), TypeError,
+         "sim.run: 'grid' must be a whole number or up to 3, got 1.5."),
+        (dict(block=(32, "1")), TypeError,
+         "sim.run: 'block' must be a whole number or up to 3, got (32, '1')."),
     ],
 )  # fmt: skip
 def test_run_refuses(change, error, text):

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from cupyrec import nvrtc
-from cupyrec.sim.array import ndarray
+from cupyrec.sim.arguments import Arguments
 from cupyrec.sim.machine import Fault, Machine
-from cupyrec.sim.memory import the_heap
+from cupyrec.sim.memory import Allocation, the_heap
 from cupyrec.sim.ptx import Module, parse
 
 __all__ = ["Result", "run"]
@@ -48,7 +48,7 @@ def run(
     options: tuple[str, ...] = (),
     file: str = "kernel.cu",
 ) -> Result:
-    """Run one launch of a CUDA kernel on the CPU.
+    """Run one launch of a CUDA kernel on the CPU; what it prints is not shown.
 
     Parameters
     ----------
@@ -61,7 +61,8 @@ def run(
     args : tuple
         An array, of the simulator or of NumPy, is a buffer in global memory, changed in place; a
         NumPy scalar is passed as the type it has. ``sim.empty`` and ``np.ma.masked_all`` make
-        arrays whose bytes nothing has written.
+        arrays whose bytes nothing has written. One NumPy array may be several arguments, but not
+        two views that overlap.
     arch : int
         Compute capability times 10 of the PTX.
     seed : int
@@ -101,54 +102,21 @@ def run(
     if kernel is None or not kernel.entry:
         names = [f.name for f in module.functions.values() if f.entry]
         raise ValueError(f"sim.run: 'name' must be one of the kernels {names}, got {name!r}.")
+    grid, block = _three("grid", grid), _three("block", block)
     heap = the_heap()
-    if len(args) != len(kernel.params):
-        raise ValueError(f"sim.run: 'args' must have {len(kernel.params)} values, got {len(args)}.")
-    buffers, params = [], b""
+    arguments = Arguments(heap, kernel, args)
     machine = None
     try:
-        for i, (value, param) in enumerate(zip(args, kernel.params, strict=True)):
-            if isinstance(value, ndarray):
-                if not value.flags.c_contiguous:
-                    raise ValueError(
-                        f"sim.run: 'args[{i}]' must be C-contiguous, got strides {value.strides}."
-                    )
-                raw = np.int64(value.__cuda_array_interface__["data"][0]).tobytes()
-            elif isinstance(value, np.ndarray):
-                made = heap.allocate(value.nbytes, f"argument {i}")
-                buffers.append((value, made))
-                if not isinstance(value, np.ma.MaskedArray):
-                    heap.write(made, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
-                raw = np.int64(made.address).tobytes()
-            elif isinstance(value, np.generic):
-                raw = value.tobytes()
-            else:
-                raise TypeError(
-                    f"sim.run: 'args[{i}]' must be an array or a NumPy scalar, "
-                    f"got {type(value).__name__}."
-                )
-            if len(raw) != param.size:
-                raise TypeError(
-                    f"sim.run: 'args[{i}]' must have the {param.size} bytes that the kernel takes, "
-                    f"got {len(raw)}."
-                )
-            params = params.ljust(-(-len(params) // param.align) * param.align, b"\0") + raw
-        machine = Machine(module, name, _three(grid), _three(block), params, heap, shared, seed)
-        _check_limits(machine, _three(grid), _three(block))
+        machine = Machine(module, name, grid, block, arguments.params, heap, shared, seed)
+        _check_limits(machine, grid, block)
         machine.run()
-        result = _result(machine)
-        for value, made in buffers:
-            data = heap.view(made).view(value.dtype).reshape(value.shape)
-            np.copyto(np.ma.getdata(value), data)
-            if isinstance(value, np.ma.MaskedArray):
-                start = made.address - heap.base
-                written = heap.written[start : start + made.size].reshape(*value.shape, -1)
-                value.mask = ~written.astype(bool).all(axis=-1)
+        touched = machine.table.touched()
+        result = _result(machine, touched)
+        arguments.collect({allocation.address for allocation, _, writes in touched if writes})
     finally:
         if machine is not None:
             machine.close()
-        for _, made in buffers:
-            heap.free(made)
+        arguments.close()
     return result
 
 
@@ -157,11 +125,14 @@ def _parsed(text: str) -> Module:
     return parse(text)
 
 
-def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
-    x = (size,) if isinstance(size, (int, np.integer)) else tuple(size)
-    if not 1 <= len(x) <= 3 or min(x) < 1:
-        raise ValueError(f"sim.run: 'grid' and 'block' must be 1 to 3 sizes above 0, got {size}.")
-    return (*map(int, x), 1, 1)[:3]
+def _three(name: str, size: int | tuple[int, ...]) -> tuple[int, int, int]:
+    """Three sizes of a grid or block."""
+    sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,)
+    if not all(isinstance(n, (int, np.integer)) for n in sizes):
+        raise TypeError(f"sim.run: '{name}' must be a whole number or up to 3, got {size!r}.")
+    if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
+        raise ValueError(f"sim.run: '{name}' must be 1 to 3 sizes above 0, got {size}.")
+    return (*map(int, sizes), 1, 1)[:3]
 
 
 _SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 120: 99}  # KB a block may have; 227 from 90 on
@@ -192,7 +163,7 @@ def _check_limits(machine: Machine, grid: tuple[int, ...], block: tuple[int, ...
         )
 
 
-def _result(machine: Machine) -> Result:
+def _result(machine: Machine, found: list[tuple[Allocation, int, int]]) -> Result:
     classes: dict[str, int] = {}
     for (_, instruction), n in zip(machine.code, machine.issued, strict=True):
         if n:
@@ -200,7 +171,7 @@ def _result(machine: Machine) -> Result:
             kind = instruction.opcode if kind == "cp" else kind  # copies, and waits for them
             classes[kind] = classes.get(kind, 0) + n
     touched: dict[str, tuple[int, int]] = {}
-    for allocation, reads, writes in machine.table.touched():
+    for allocation, reads, writes in found:
         before = touched.get(allocation.name, (0, 0))  # arrays of equal shape have one name
         touched[allocation.name] = before[0] + reads, before[1] + writes
     counts = dict.fromkeys(
