@@ -1,8 +1,9 @@
 """Branches, calls, barriers; and waits that never end."""
 
 import numpy as np
+import oracle
 import pytest
-from one_instruction import kernel
+from one_instruction import HEADER, kernel
 
 from cupyrec import sim
 
@@ -67,6 +68,7 @@ extern "C" __global__ void locked(int* lock, int* total, int rounds) {
     }
 }
 extern "C" __global__ void forever(volatile int* x) { while (x[0] == 0) {} }
+extern "C" __global__ void forever_bare(int* x) { while (true) {} }
 extern "C" __global__ void stops(const int* x) { if (x[threadIdx.x] < 0) __trap(); }
 extern "C" __global__ void diverges(int* y) {
     if (threadIdx.x % 64 < 40) y[threadIdx.x] = y[threadIdx.x] * y[threadIdx.x] + 3;
@@ -174,10 +176,55 @@ def test_threads_that_spin_do_not_starve_the_one_they_wait_for(seed):
     assert (lock.tolist(), total.tolist()) == ([0], [132])
 
 
-def test_endless_loop(monkeypatch):
-    monkeypatch.setattr("cupyrec.sim.machine.MAX_STEPS", 1000)
-    (fault,) = launch("forever", np.zeros(1, np.int32)).faults
-    assert (fault.kind, fault.detail) == ("endless", "no end after 1000 steps")
+@pytest.mark.parametrize("name", ["forever", "forever_bare"])
+def test_endless_loop(name):
+    (fault,) = launch(name, np.zeros(1, np.int32), max_steps=1000).faults
+    assert (fault.kind, fault.detail) == ("endless", "no end after 1000 steps (max_steps)")
+    assert "forever" in SOURCE.split("\n")[fault.line - 1]
+
+
+CALLS = """.func g(.param .b32 n) {{ .reg .b32 %r<2>; .param .b32 m;
+{inner}
+ret; }}
+.func h(.param .b32 n) {{ .param .b32 m;
+{outer}
+ret; }}
+.visible .entry f(.param .u64 p) {{ .param .b32 m;
+call.uni g, (m); call.uni h, (m);
+ret; }}"""
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "name", "line"),
+    [
+        ("call.uni g, (m);", "", "g", 5),
+        ("call.uni h, (m);", "call.uni g, (m);", "g", 8),
+        ("", "call.uni g, (m); call.uni h, (m);", "h", 8),
+    ],
+)
+def test_recursion_is_refused(inner, outer, name, line):
+    text = (
+        "sim: a function must not call itself, directly or through others, got "
+        f"'{name}' (PTX line {line}, :0)."
+    )
+    with pytest.raises(sim.PtxError, match=oracle.sentence(text)):
+        sim.run(HEADER + CALLS.format(inner=inner, outer=outer), "f", 1, 1, (np.zeros(1),))
+
+
+def test_functions_may_be_called_from_many():
+    chain = HEADER + CALLS.format(inner="", outer="call.uni g, (m); call.uni g, (m);")
+    assert sim.run(chain, "f", 1, 1, (np.zeros(1),)).faults == []
+
+
+def test_recursion_names_the_line_of_the_source():
+    code = """__device__ __noinline__ int fib(int n) {
+        return n < 2 ? n : fib(n - 1) + fib(n - 2);
+    }
+    extern "C" __global__ void f(int* x) { x[0] = fib(x[0]); }"""
+    with pytest.raises(
+        sim.PtxError, match=r"itself, .*got '\w*fib\w*' \(PTX line \d+, own\.cu:2\)"
+    ):
+        sim.run(code, "f", 1, 1, (np.zeros(1, np.int32),), file="own.cu")
 
 
 def test_trap():

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cupyrec.sim import barriers, matrix, warp, wmma
-from cupyrec.sim.ptx import Function, Instruction
+from cupyrec.sim.ptx import Function, Instruction, Module, PtxError
 
 if TYPE_CHECKING:
     from cupyrec.sim.machine import Group, Machine, Step
 
-__all__ = ["decode", "release_stuck"]
+__all__ = ["decode", "reachable", "release_stuck"]
 
 
 def decode(machine: Machine, function: Function, instruction: Instruction, pc: int) -> Step | None:
@@ -92,6 +92,46 @@ def _indexed_branch(machine: Machine, function: Function, instruction: Instructi
         return 0, None
 
     return step
+
+
+def reachable(module: Module, kernel: Function) -> list[Function]:
+    """Return a kernel and what it calls, directly or not; none may call itself.
+
+    Raises
+    ------
+    PtxError
+        A function calls itself, directly or through others.
+    """
+    calls: dict[str, list[tuple[str, Instruction]]] = {}  # of each function, in their order
+    todo = [kernel.name]
+    while todo:
+        name = todo.pop(0)
+        if name not in calls and name in module.functions:
+            code = module.functions[name].code
+            calls[name] = [(_callee(i), i) for i in code if i.parts[0] == "call"]
+            todo += [callee for callee, _ in calls[name]]
+    ended: set[str] = set()
+
+    def follow(name: str, callers: tuple[str, ...]) -> None:
+        callers = (*callers, name)
+        for callee, instruction in calls.get(name, ()):
+            if callee in callers:
+                file, line = instruction.source
+                raise PtxError(
+                    f"sim: a function must not call itself, directly or through others, got "
+                    f"'{callee}' (PTX line {instruction.line}, {file}:{line})."
+                )
+            if callee not in ended:
+                follow(callee, callers)
+        ended.add(name)
+
+    follow(kernel.name, ())
+    return [module.functions[name] for name in calls]
+
+
+def _callee(instruction: Instruction) -> str:
+    operands = instruction.operands
+    return operands[-2 if len(operands) > 1 and isinstance(operands[-1], tuple) else -1]
 
 
 def _call(machine: Machine, function: Function, instruction: Instruction, pc: int) -> Step:

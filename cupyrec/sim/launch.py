@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyrec import nvrtc
 from cupyrec.sim.arguments import Arguments
-from cupyrec.sim.machine import Fault, Machine
+from cupyrec.sim.machine import MAX_STEPS, Fault, Machine
 from cupyrec.sim.memory import Allocation, the_heap
 from cupyrec.sim.ptx import Module, parse
 
@@ -47,6 +47,7 @@ def run(
     shared: int = 0,
     options: tuple[str, ...] = (),
     file: str = "kernel.cu",
+    max_steps: int = MAX_STEPS,
 ) -> Result:
     """Run one launch of a CUDA kernel on the CPU; what it prints is not shown.
 
@@ -73,6 +74,9 @@ def run(
         Of NVRTC.
     file : str
         What faults call the source.
+    max_steps : int
+        Steps after which a launch is given up as endless; a step is one instruction of any threads
+        that stand at it.
 
     Raises
     ------
@@ -107,7 +111,9 @@ def run(
     arguments = Arguments(heap, kernel, args)
     machine = None
     try:
-        machine = Machine(module, name, grid, block, arguments.params, heap, shared, seed)
+        machine = Machine(
+            module, name, grid, block, arguments.params, heap, shared, seed, max_steps
+        )
         _check_limits(machine, grid, block)
         machine.run()
         touched = machine.table.touched()

@@ -26,7 +26,7 @@ __all__ = ["Fault", "Machine"]
 
 TURN = 500  # steps after which waiting threads get a turn
 QUANTUM = 60  # steps of such a turn
-MAX_STEPS = 5_000_000
+MAX_STEPS = 200_000  # of a launch; endless ones of few threads end within seconds
 MAX_FAULTS = 100
 
 Step = Callable[["Group"], tuple[int, "Group | None"] | None]
@@ -56,10 +56,12 @@ class Machine(Threads):
     def __init__(
         self, module: Module, kernel: str, grid: tuple[int, int, int],
         block: tuple[int, int, int], params: bytes, heap: Heap, shared: int, seed: int,
+        max_steps: int = MAX_STEPS,
     ) -> None:  # fmt: skip
         self.module, self.kernel, self.heap = module, module.functions[kernel], heap
         super().__init__(grid, block, seed)
         self.now, self.trace, self.faults = 0, [0], []
+        self.max_steps = max_steps
         self._fault_keys: set[tuple] = set()
         self._load_code()
         self.own: list[Allocation] = []
@@ -86,15 +88,8 @@ class Machine(Threads):
     # Code and memory
 
     def _load_code(self) -> None:
-        names, todo = [], [self.kernel.name]
-        while todo:
-            name = todo.pop(0)
-            if name not in names and name in self.module.functions:
-                names.append(name)
-                code = self.module.functions[name].code
-                todo += [i.operands[-2] if len(i.operands) > 1 and isinstance(i.operands[-1], tuple)
-                         else i.operands[-1] for i in code if i.parts[0] == "call"]  # fmt: skip
-        functions = [self.module.functions[n] for n in names]
+        functions = control.reachable(self.module, self.kernel)
+        names = [f.name for f in functions]
         starts = itertools.accumulate((len(f.code) for f in functions), initial=0)
         self.start = dict(zip(names, starts, strict=False))
         self.code = [(f, i) for f in functions for i in f.code]
@@ -376,7 +371,7 @@ class Machine(Threads):
                     self._advance(oldest, self._take(oldest), QUANTUM)
                 return None
             self.now += 1
-            if self.now > MAX_STEPS or len(self.faults) >= MAX_FAULTS:
+            if self.now > self.max_steps or len(self.faults) >= MAX_FAULTS:
                 return self._give_up(pc, group)
             trace.append(pc)
             issued[pc] += group.warps.size
@@ -393,8 +388,11 @@ class Machine(Threads):
                     group, begin, free = after, self.now, max(free - (self.now - begin), 0)
 
     def _give_up(self, pc: int, group: Group) -> None:
-        if self.now > MAX_STEPS:
-            self.fault("endless", pc, int(group.lanes[0]), f"no end after {MAX_STEPS} steps")
+        if self.now > self.max_steps:
+            # what a compiler adds has no line
+            pc = next((p for p in (pc, *self.trace[:0:-1]) if self.code[p][1].source[1]), pc)
+            detail = f"no end after {self.max_steps} steps (max_steps)"
+            self.fault("endless", pc, int(group.lanes[0]), detail)
         self.ready.clear()
         self.queue.clear()
         self.parked.clear()
