@@ -39,6 +39,13 @@ extern "C" __global__ void reread(float* x, int wait) {  // all read one value, 
     if (wait) __syncthreads();
     if (threadIdx.x == 17) x[0] = v + 1;
 }
+extern "C" __global__ void three_readers(int* x, int* y, int wait) {
+    int i = threadIdx.x;
+    if (i == 0) y[0] = x[0];
+    if (i == 32 || i == 33) y[i] = x[0];
+    if (wait) __syncthreads(); else __syncwarp();
+    if (i == 32) x[0] = 5;
+}
 extern "C" __global__ void in_warp(float* x, float* y, int wait) {
     x[threadIdx.x] = threadIdx.x;
     if (wait) __syncwarp();
@@ -143,6 +150,14 @@ def test_out_of_bounds_before_the_start():
     x = np.arange(32, dtype=np.float32)
     fault = only(launch("copy", x, x.copy(), 32, -1), "out of bounds", "y[i] = x[i + shift]")
     assert fault.thread == (0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_third_reader_is_not_forgotten(seed):
+    x, y = np.ones(1, np.int32), np.zeros(64, np.int32)
+    assert launch("three_readers", x, y, 1, block=64, seed=seed).faults == []
+    fault = only(launch("three_readers", x, y, 0, block=64, seed=seed), "race", "x[0] = 5")
+    assert (fault.thread, "thread (0, 0, 0)" in fault.detail) == ((32, 0, 0), True)
 
 
 @pytest.mark.parametrize("shift", [4, 8, 1])

@@ -212,6 +212,38 @@ def test_watch_keeps_two_readers_of_an_instruction(two):
         assert watch(a.address, [writer], False, True) == [(other, 1, 0)]
 
 
+def test_watch_remembers_enough_readers(two):
+    """A write races with a reader that is kept if it does with any at all."""
+    _, table, a, _ = two
+    generator, races = np.random.default_rng(0), 0
+    for _ in range(500):
+        watch, readers = Watch(table), []
+        table.cells[:] = 0
+        few = generator.choice(generator.choice([64, 128]), 5)
+        for _ in range(generator.integers(1, 8)):
+            lanes = np.unique(generator.choice(few, generator.integers(1, 4)))
+            watch(a.address, lanes, True, False)
+            readers += [(int(lane), watch.now) for lane in lanes]
+            watch.now += 1
+            if generator.random() < 0.4:
+                watch.warp_time[generator.integers(4)] = watch.now
+            if generator.random() < 0.5:
+                watch.block_time[generator.integers(2)] = watch.now
+        me = int(generator.choice(few))
+        truth = [
+            other
+            for other, time in readers
+            if other != me
+            and not (other // 32 == me // 32 and time < watch.warp_time[me // 32])
+            and not (other // 64 == me // 64 and time < watch.block_time[me // 64])
+        ]
+        found = [lane for lane, _, wrote in watch(a.address, [me], False, True) if not wrote]
+        assert bool(found) == bool(truth)
+        assert set(found) <= set(truth)
+        races += bool(truth)
+    assert 100 < races < 450
+
+
 def test_touched(two):
     _, table, a, b = two
     watch = Watch(table)

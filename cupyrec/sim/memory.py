@@ -190,8 +190,9 @@ class Table:
     """The live allocations as arrays that loops search, with the shadow cells of one launch.
 
     A cell holds who last wrote `grain` bytes and two who read them since the launch began: (time,
-    lane) of the write, of the last reader and of another; the lane of a plain write is stored as it
-    is, that of an atomic one as ``~lane``. Time 0 is "never". Local memory has no cells.
+    lane) of the write, of the last reader and of the one before that tells most; the lane of a
+    plain write is stored as it is, that of an atomic one as ``~lane``. Time 0 is "never". Local
+    memory has no cells.
     """
 
     def __init__(self, heap: Heap, grain: int) -> None:
@@ -300,6 +301,32 @@ def _before(lane, time, me, block, warp_time, block_time):
 
 
 @cpu.exact_loop
+def _keep_reader(cell, me, now, block, warp_time, block_time):
+    """Make `me` the last reader, beside the one of the two before that tells most.
+
+    Whom `me` knows to be done, nobody need remember: who knows `me` knows that. Of others the one
+    farthest from `me` meets most of the writers that `me` doesn't.
+    """
+    last = cell[2] > 0 and not _before(cell[3], cell[2], me, block, warp_time, block_time)
+    other = cell[4] > 0 and not _before(cell[5], cell[4], me, block, warp_time, block_time)
+    if last and other:
+        near = _distance(cell[3], me, block), _distance(cell[5], me, block)
+        # of equals the later one, but the first reader of an instruction beside its last
+        last = near[0] > near[1] or (near[0] == near[1] and cell[4] != now)
+    if last:
+        cell[4], cell[5] = cell[2], cell[3]
+    elif not other:
+        cell[4] = 0
+    cell[2], cell[3] = now, me
+
+
+@cpu.exact_loop
+def _distance(lane, me, block):
+    """0 within a warp, 1 within a block, 2 beyond."""
+    return int(lane // 32 != me // 32) + int(block[lane] != block[me])
+
+
+@cpu.exact_loop
 def watch(
     address, found, nbytes, lanes, now, reads, writes, plain,
     starts, first_cell, grain, cells, block, warp_time, block_time, suspects,
@@ -343,11 +370,7 @@ def watch(
                             suspects[count, 3] = 0
                         count += 1
             if reads:
-                if cell[3] != me and cell[2] > 0:
-                    # keep the first reader of an instruction beside its last
-                    if not (cell[4] == now and cell[2] == now):
-                        cell[4], cell[5] = cell[2], cell[3]
-                cell[2], cell[3] = now, me
+                _keep_reader(cell, me, now, block, warp_time, block_time)
             if writes:
                 cell[0] = now
                 cell[1] = me if plain else ~me
