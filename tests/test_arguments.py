@@ -6,7 +6,7 @@ import pytest
 from one_instruction import HEADER, kernel
 
 from cupyrec import sim
-from cupyrec.sim import memory
+from cupyrec.sim import heap
 
 ADD = kernel(
     "ld.global.u32 %r4, [%rd0]; ld.global.u32 %r5, [%rd1]; add.u32 %r4, %r4, %r5;"
@@ -50,14 +50,14 @@ def test_races_through_an_array_given_twice_are_seen():
     ],
 )
 def test_views_that_overlap_are_refused(views):
-    before = len(memory.the_heap().live)
+    before = len(heap.the_heap().live)
     text = (
         "sim.run: 'args[1]' must be the array that 'args[0]' is or share no memory with it, "
         "got another view of it."
     )
     with pytest.raises(ValueError, match=oracle.sentence(text)):
         sim.run(ADD, "f", 1, 4, views(np.zeros(8, np.int32)))
-    assert len(memory.the_heap().live) == before
+    assert len(heap.the_heap().live) == before
 
 
 def test_views_that_lie_between_each_other_are_two():
@@ -128,10 +128,10 @@ def test_what_a_mask_hides_is_unwritten():
     ],
 )  # fmt: skip
 def test_arguments_are_checked(source, args, error, text):
-    before = len(memory.the_heap().live)
+    before = len(heap.the_heap().live)
     with pytest.raises(error, match=oracle.sentence(text)):
         sim.run(source, "f", 1, 1, args)
-    assert len(memory.the_heap().live) == before
+    assert len(heap.the_heap().live) == before
 
 
 def test_scalars_keep_their_type():

@@ -8,7 +8,7 @@ import pytest
 from one_instruction import kernel
 
 from cupyrec import sim
-from cupyrec.sim import memory
+from cupyrec.sim import heap
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
@@ -129,20 +129,20 @@ def test_address_is_that_of_the_bytes():
     assert facts["data"] == (x.__cuda_array_interface__["data"][0] + 48, False)
     assert (facts["shape"], facts["typestr"], facts["strides"]) == ((3, 4), "<f4", None)
     assert x.T.__cuda_array_interface__["strides"] == (4, 16, 48)
-    heap = memory.the_heap()
-    start = facts["data"][0] - heap.base
-    assert heap.bytes[start : start + 48].view(np.float32).tolist() == [*range(12, 24)]
+    the_heap = heap.the_heap()
+    start = facts["data"][0] - the_heap.base
+    assert the_heap.bytes[start : start + 48].view(np.float32).tolist() == [*range(12, 24)]
 
 
 def test_memory_goes_back_with_the_last_view():
     gc.collect()
-    before = len(memory.the_heap().live)
+    before = len(heap.the_heap().live)
     x = sim.asarray(X)
     part = x[0]
     del x
-    assert len(memory.the_heap().live) == before + 1
+    assert len(heap.the_heap().live) == before + 1
     del part
-    assert len(memory.the_heap().live) == before
+    assert len(heap.the_heap().live) == before
 
 
 def test_kernels_see_what_is_written():

@@ -6,7 +6,7 @@ import pytest
 from one_instruction import HEADER, execute, kernel
 
 from cupyrec import sim
-from cupyrec.sim import memory
+from cupyrec.sim import heap
 
 NEEDED = "CuPy brings NVRTC: pip install cupyrec[cuda12]"
 
@@ -33,9 +33,9 @@ def test_run_refuses(change, error, text):
 
 
 def test_memory_is_given_back():
-    before = len(memory.the_heap().live)
+    before = len(heap.the_heap().live)
     sim.run(kernel("", [4]), "f", 2, 40, (np.zeros(80, np.int32),))
-    assert len(memory.the_heap().live) == before
+    assert len(heap.the_heap().live) == before
     assert HEADER in kernel("", [])
 
 

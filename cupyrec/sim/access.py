@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cupyrec.sim import memory
+from cupyrec.sim.heap import Allocation
 from cupyrec.sim.ptx import Address, Function, Instruction, dtype_of, width
 
 if TYPE_CHECKING:
@@ -84,14 +85,7 @@ class Place:
             self._report(group, address, size, found)
         if self.space in {"local", "const", "param"}:
             return found
-        order = machine.order
-        count = memory.watch(
-            address, found, size, group.lanes, machine.now, reads, writes, plain, table.starts,
-            table.first_cell, table.grain, table.cells, machine.block, order.warp_time,
-            order.block_time, machine.suspects,
-        )  # fmt: skip
-        if count:
-            self._judge(group, min(count, len(machine.suspects)))
+        self.watch(group, address, found, size, reads, writes, plain)
         counts = machine.counts
         if self.space == "shared":
             wavefronts, conflicts = memory.bank_conflicts(address, found, size, group.lanes)
@@ -102,6 +96,34 @@ class Place:
             counts["requests"] += requests
             counts["sectors"] += sectors
         return found
+
+    def watch(
+        self, group: Group, address: np.ndarray, found: np.ndarray, size: int, reads: bool,
+        writes: bool, plain: bool,
+    ) -> None:  # fmt: skip
+        """Keep who touches what, and fault races."""
+        machine, table, order = self.machine, self.machine.table, self.machine.order
+        count = memory.watch(
+            address, found, size, group.lanes, machine.now, reads, writes, plain, table.starts,
+            table.first_cell, table.grain, table.cells, machine.block, order.warp_time,
+            order.block_time, machine.suspects,
+        )  # fmt: skip
+        if count:
+            self._judge(group, min(count, len(machine.suspects)))
+
+    def land(
+        self, group: Group, address: np.ndarray, found: np.ndarray, size: int, since: int,
+        writes: bool,
+    ) -> None:  # fmt: skip
+        """An access under way since some time ends: meanwhile nobody may have written there."""
+        table, suspects = self.machine.table, self.machine.suspects
+        count = memory.overwritten(
+            address, found, size, since, table.first_cell, table.starts, table.grain, table.cells,
+            suspects,
+        )  # fmt: skip
+        for i, other, time, _ in suspects[:count].tolist():
+            self._race(int(group.lanes[i]), other, time, True, "while this copy was under way")
+        self.watch(group, address, found, size, not writes, writes, True)
 
     def _report(self, group: Group, address: np.ndarray, size: int, found: np.ndarray) -> None:
         machine = self.machine
@@ -114,7 +136,7 @@ class Place:
     def _near(self, address: int) -> str:
         """An address by the allocation that holds it, or else is the nearest."""
 
-        def distance(a: memory.Allocation) -> int:
+        def distance(a: Allocation) -> int:
             return max(a.address - address, address - a.address - a.size, 0)
 
         what = min(self.machine.table.allocations, key=distance)
@@ -127,17 +149,21 @@ class Place:
         machine, now = self.machine, self.machine.now
         here = machine.trace[now]
         for i, other, time, wrote in machine.suspects[:count].tolist():
-            there, me = machine.trace[time], int(group.lanes[i])
-            if machine.faulted("race", here, there):
+            me = int(group.lanes[i])
+            if machine.faulted("race", here, machine.trace[time]):
                 continue
             if not machine.order.ordered(other, time, me, now):
-                block, thread = machine.coordinates(other)
-                file, line = machine.code[there][1].source
-                machine.fault(
-                    "race", here, me, f"thread {thread} of block {block} "
-                    f"{'wrote' if wrote else 'read'} the same bytes at {file}:{line}, and nothing "
-                    "orders the two", there,
-                )  # fmt: skip
+                self._race(me, other, time, bool(wrote), "and nothing orders the two")
+
+    def _race(self, me: int, other: int, time: int, wrote: bool, why: str) -> None:
+        machine = self.machine
+        here, there = machine.trace[machine.now], machine.trace[time]
+        block, thread = machine.coordinates(other)
+        file, line = machine.code[there][1].source
+        machine.fault(
+            "race", here, me, f"thread {thread} of block {block} {'wrote' if wrote else 'read'} "
+            f"the same bytes at {file}:{line}, {why}", there,
+        )  # fmt: skip
 
 
 def decode(machine: Machine, function: Function, instruction: Instruction) -> Step | None:

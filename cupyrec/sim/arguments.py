@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyrec.sim.array import ndarray
-from cupyrec.sim.memory import Allocation, Heap
+from cupyrec.sim.heap import Allocation, Heap
 from cupyrec.sim.ptx import Address, Function, Variable
 
 __all__ = ["Arguments"]

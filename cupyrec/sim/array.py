@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec.sim import recorder
-from cupyrec.sim.memory import Allocation, the_heap
+from cupyrec.sim.heap import Allocation, the_heap
 
 __all__ = ["FUNCTIONS", "array", "asarray", "asnumpy", "empty", "ndarray"]
 

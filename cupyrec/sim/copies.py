@@ -16,11 +16,23 @@ __all__ = ["Copies"]
 
 
 class _Copy(NamedTuple):
+    """What one instruction copies; an array has an element or row for each lane."""
+
+    origin: Place
+    to: Place
+    size: int
+    time: int
     lanes: np.ndarray
     batch: np.ndarray  # which of its thread's groups each copy belongs to
+    source: np.ndarray
+    read: np.ndarray  # what `Place.touch` found at the source
     address: np.ndarray
-    data: np.ndarray
     found: np.ndarray
+    data: np.ndarray
+
+    def of(self, chosen: np.ndarray) -> _Copy:
+        """The copies of some of the lanes."""
+        return _Copy(*self[:4], *(column[chosen] for column in self[4:]))
 
 
 class Copies:
@@ -41,19 +53,20 @@ class Copies:
             source, target = origin.address(t), to.address(t)
             count = np.full(source.size, size) if real is None else real[t].astype(np.int64)
             data = np.zeros((source.size, size // 4), words.dtype)
-            reading = group.where(count > 0)
-            if reading is not None:
-                chosen = count > 0
-                found = origin.touch(reading, source[chosen], size, True, False, True)
-                part = np.empty((int(chosen.sum()), size // 4), words.dtype)
-                memory.load(source[chosen], found, heap.base, words, part)
-                data[chosen] = part
-                data[np.arange(size // 4) * 4 >= count[:, None]] = 0
+            read = np.full(source.size, memory.OUTSIDE)
+            for n in np.unique(count[count > 0]).tolist():
+                chosen = count == n
+                reading = group.where(chosen)
+                read[chosen] = origin.touch(reading, source[chosen], n, True, False, True, size)
+            memory.load(source, read, heap.base, words, data)
+            data.view(np.uint8)[np.arange(size) >= count[:, None]] = 0
             found = to.touch(group, target, size, False, True, True)
             inside = target[found >= 0] - heap.base
             heap.written[(inside[:, None] + np.arange(size)).ravel()] = 0
-            batch = self.committed[group.lanes].copy()
-            self.pending.append(_Copy(group.lanes, batch, target, data, found))
+            batch, now = self.committed[group.lanes].copy(), self.machine.now
+            self.pending.append(
+                _Copy(origin, to, size, now, group.lanes, batch, source, read, target, found, data)
+            )
 
         return step
 
@@ -63,7 +76,7 @@ class Copies:
 
     def wait(self, group: Group, left: int) -> None:
         """Land the copies of these threads but for their last `left` groups; -1: all copies."""
-        heap, still = self.machine.heap, []
+        still = []
         waiting = np.zeros(self.machine.lanes, bool)
         waiting[group.lanes] = True
         for copy in self.pending:
@@ -71,9 +84,14 @@ class Copies:
             if left >= 0:
                 due &= copy.batch < self.committed[copy.lanes] - left
             if due.any():
-                chosen = [column[due] for column in copy]
-                _, _, address, data, found = chosen
-                memory.store(address, found, heap.base, heap.words[4], data, heap.written)
+                self._land(type(group)(copy.lanes[due]), copy.of(due))
             if not due.all():
-                still.append(_Copy(*(column[~due] for column in copy)))
+                still.append(copy.of(~due))
         self.pending = still
+
+    def _land(self, group: Group, copy: _Copy) -> None:
+        """End copies: it is now that they read and write, as far as others are concerned."""
+        heap, size = self.machine.heap, copy.size
+        copy.origin.land(group, copy.source, copy.read, size, copy.time, False)
+        copy.to.land(group, copy.address, copy.found, size, copy.time, True)
+        memory.store(copy.address, copy.found, heap.base, heap.words[4], copy.data, heap.written)

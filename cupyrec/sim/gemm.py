@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cupyrec import cpu
-from cupyrec.sim.memory import Allocation, the_heap
+from cupyrec.sim.heap import Allocation, the_heap
 
 __all__ = ["Layout", "MatmulFault", "Problem", "execute", "refusals"]
 

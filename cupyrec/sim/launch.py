@@ -11,8 +11,8 @@ import numpy as np
 
 from cupyrec import nvrtc
 from cupyrec.sim.arguments import Arguments
+from cupyrec.sim.heap import Allocation, the_heap
 from cupyrec.sim.machine import MAX_STEPS, Fault, Machine
-from cupyrec.sim.memory import Allocation, the_heap
 from cupyrec.sim.ptx import Module, parse
 
 __all__ = ["Result", "run"]

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cupyrec.sim import access, alu, atomics, barriers, carries, control, copies, mbarriers, moves
-from cupyrec.sim.memory import Allocation, Heap, Table
+from cupyrec.sim.heap import Allocation, Heap
+from cupyrec.sim.memory import Table
 from cupyrec.sim.order import Order
 from cupyrec.sim.ptx import Function, Instruction, Module, Variable, dtype_of, names_in, width
 from cupyrec.sim.threads import WARP, Group, Threads
