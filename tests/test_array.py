@@ -1,3 +1,4 @@
+import copy
 import gc
 import inspect
 import re
@@ -157,6 +158,78 @@ def test_kernels_see_what_is_written():
     assert sim.run(kernel(text, [4, 4]), "f", 1, 8, (y, x)).faults == []  # y is written now
     with pytest.raises(ValueError, match=r"^sim\.run: 'args\[0\]' must be C-contiguous, got strid"):
         sim.run(kernel(text, [4, 4]), "f", 1, 4, (x[::2], y))
+
+
+def written(x):
+    """Of which elements all bytes are written."""
+    return x._written().all(axis=-1).tolist()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [(..., 0), (0, ...), ..., (slice(None), 1), (..., [0, 2]), (None, ..., 1), ([1, 0], ...)],
+)
+def test_what_is_set_is_written_and_nothing_else(key):
+    x, truth = sim.empty((2, 3), np.float32), np.zeros((2, 3), bool)
+    x[key] = 1
+    truth[key] = True
+    assert written(x) == truth.tolist()
+    assert not x._written()[~truth].any()
+
+
+COPIES = {
+    "copy": lambda x: x.copy(),
+    "astype": lambda x: x.astype(np.float32),
+    "array": lambda x: sim.array(x),
+    "contiguous": lambda x: sim.ascontiguousarray(x.T).T,
+    "reshape": lambda x: x.T.reshape(-1).reshape(3, 2).T,
+    "take": lambda x: x[sim.asarray([0, 1])],
+    "deepcopy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_is_unwritten_where_the_original_is(name):
+    x = sim.empty((2, 3), np.float32)
+    x[:, 1] = 4
+    x[1, 2] = 5
+    truth = [[False, True, False], [False, True, True]]
+    assert written(COPIES[name](x)) == truth
+    y = sim.zeros((3, 2, 3), np.float32)
+    y[1:] = COPIES[name](x)
+    assert written(y) == [[[True] * 3] * 2, truth, truth]
+    assert written(x.astype(np.float64)) == [[True] * 3] * 2  # what is computed is written
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, out: x.sum(axis=0, out=out),
+        lambda x, out: x.max(0, out),
+        lambda x, out: sim.add(x[0], x[1], out=out),
+        lambda x, out: sim.add(x[0], x[1], out),
+        lambda x, out: sim.mean(x, axis=0, out=out),
+    ],
+)
+def test_out_is_written_and_returned(call):
+    x, out = sim.asarray(X[0]), sim.empty(4, np.float32)
+    small = x[:2]
+    result = call(small, out)
+    assert result is out
+    assert written(out) == [True] * 4
+    np.testing.assert_array_equal(out.get(), call(small, sim.empty(4, np.float32)).get())
+    assert out.get().any()
+
+
+def test_text_is_numpys():
+    x, one = sim.asarray(X), sim.asarray(np.float32(2.5))
+    assert (str(x), f"{x}", f"{one}", f"{one:.4f}") == (str(X), str(X), "2.5", "2.5000")
+    assert f"{x[0, 0, 1]:05.1f}" == "001.0"
+    with pytest.raises(TypeError, match="unsupported format string"):
+        f"{x:.4f}"
+    with sim.record() as seen:
+        str(x), f"{one:.1f}"
+    assert seen.syncs == 2
 
 
 def parameters_of_cupy(method):

@@ -103,6 +103,12 @@ class ndarray:
     def __repr__(self) -> str:
         return repr(self._host)
 
+    def __str__(self) -> str:
+        return str(self.get())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.get(), spec)
+
     def __bool__(self) -> bool:
         return bool(self.item())
 
@@ -158,19 +164,22 @@ class ndarray:
         if not isinstance(host, np.ndarray):  # one element is an array of no axes, as in CuPy
             return self._view(self._host[(*np.atleast_1d(_index(key)), ...)])
         _note("take", host, host, key)
-        return _wrap(host)
+        return _copy(host, self._written()[_of_bytes(_index(key))])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        key = _index(key)
-        value = _unwrap(value)
-        _note("setitem", self._host[key], value)
-        self._host[key] = value
-        self._written()[key] = 1
+        key, host = _index(key), _unwrap(value)
+        _note("setitem", self._host[key], host)
+        same = isinstance(value, ndarray) and value.dtype == self.dtype
+        written = value._written().copy() if same else 1
+        self._host[key] = host
+        self._written()[_of_bytes(key)] = written
 
     def reshape(self, *shape: Any) -> ndarray:
         """Return the same elements in another shape, a view where that is possible."""
         host = self._host.reshape(*shape)
-        return self._view(host) if np.may_share_memory(host, self._host) else _wrap(host)
+        if np.may_share_memory(host, self._host):
+            return self._view(host)
+        return _copy(host, self._written().reshape(*host.shape, host.itemsize))
 
     def ravel(self) -> ndarray:
         """Return all elements along one axis."""
@@ -194,18 +203,15 @@ class ndarray:
             return self
         host = self._host.astype(dtype)
         _note("astype", self._host, host)
-        return _wrap(host)
+        return _copy(host, self._written() if self.dtype == dtype else 1)
 
     def copy(self) -> ndarray:
         """Return a copy in C order."""
         _note("copy", self._host, self._host)
-        return _wrap(self._host)
+        return _copy(self._host, self._written())
 
     def __deepcopy__(self, memo: Any) -> ndarray:
-        result = ndarray(self.shape, self.dtype)
-        result._host[...] = self._host
-        result._written()[...] = self._written()
-        return result
+        return _copy(self._host, self._written())
 
     def __reduce__(self) -> tuple:
         return array, (self.get(),)
@@ -213,6 +219,20 @@ class ndarray:
     def fill(self, value: Any) -> None:
         """Set all elements."""
         self[...] = value
+
+
+def _copy(host: np.ndarray, written: np.ndarray | int = 1) -> ndarray:
+    """A copy whose bytes are written where `written` says so."""
+    result = ndarray(host.shape, host.dtype)
+    result._host[...] = host
+    result._written()[...] = written
+    return result
+
+
+def _of_bytes(key: Any) -> tuple:
+    """An index of elements as one of all their bytes."""
+    key = key if isinstance(key, tuple) else (key,)
+    return (*key, slice(None)) if any(k is Ellipsis for k in key) else key
 
 
 def _index(key: Any) -> Any:
@@ -253,6 +273,7 @@ def _lift(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def lifted(*args: Any, **options: Any) -> Any:
+        given = (*args, *options.values())
         options = {name: _unwrap(value) for name, value in options.items()}
         args = _unwrap(args)
         result = function(*args, **options)
@@ -262,6 +283,10 @@ def _lift(function: Callable) -> Callable:
         _note(name, args, result, passes=passes)
         if function is np.flatnonzero:
             recorder.synced()  # for the size of what it returns
+        for out in given:
+            if isinstance(out, ndarray) and out._host is result:
+                out._written()[...] = 1
+                return out
         return _wrap(result)
 
     return lifted
@@ -318,10 +343,8 @@ def array(obj: Any, dtype: Any = None) -> ndarray:
     array([1, 2])
     """
     host = np.asarray(obj._host if isinstance(obj, ndarray) else obj, dtype)
-    result = ndarray(host.shape, host.dtype)
-    result._host[...] = host
-    result._written()[...] = 1
-    return result
+    same = isinstance(obj, ndarray) and obj.dtype == host.dtype
+    return _copy(host, obj._written() if same else 1)
 
 
 def asarray(a: Any, dtype: Any = None) -> ndarray:
@@ -358,7 +381,11 @@ def _lift_view(function: Callable) -> Callable:
 
     def share(a: Any, host: Any) -> Any:
         shares = isinstance(host, np.ndarray) and np.may_share_memory(host, _unwrap(a))
-        return a._view(host) if shares else _wrap(host)
+        if shares:
+            return a._view(host)
+        if function is np.ascontiguousarray and isinstance(a, ndarray):
+            return _copy(host, a._written())
+        return _wrap(host)
 
     return lifted
 
