@@ -3,6 +3,7 @@
 The options are those that CuPy's `RawModule` adds, so that what is read and simulated off-GPU is
 what runs on one. The cache holds one file per source and set of options, each written under a
 name of its own and renamed: many processes may fill it at once, and a reader sees all or nothing.
+A file that was damaged since counts as not there.
 What NVRTC warns of is not kept, so that it warns again.
 """
 
@@ -135,10 +136,10 @@ def ptx(
     source = f'#line 1 "{file}"\n{source}'
     key = hashlib.sha256(repr((source, every, version())).encode()).hexdigest()
     cached = cache_folder() / f"{key}.ptx"
-    try:
-        return cached.read_text()
-    except OSError:  # not there, or not to be read
-        text, log = _compile(source, every, file)
+    text = _kept(cached)
+    if text is not None:
+        return text
+    text, log = _compile(source, every, file)
     if log:
         logger.warning("%s", log)
     else:
@@ -162,15 +163,37 @@ def _compile(source: str, options: tuple[str, ...], file: str) -> tuple[str, str
     return (text.decode() if isinstance(text, bytes) else text).rstrip("\0"), log
 
 
+def _sealed(text: str) -> str:
+    """A text and, on a last line of its own, what tells whether it is whole."""
+    return f"{text}\n// sha256 {hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def _kept(path: Path) -> str | None:
+    """The text of a file that `_keep` wrote; None if there is none, or it was damaged since."""
+    try:
+        sealed = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    text = sealed.rpartition("\n// sha256 ")[0]
+    return text if sealed == _sealed(text) else None
+
+
 def _keep(path: Path, text: str) -> None:
     """Write a file that others may be reading or writing; a cache that can't be written is none."""
+    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as temporary:
-            temporary.write(text)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, delete=False, encoding="utf-8"
+        ) as temporary:
+            temporary.write(_sealed(text))
         os.replace(temporary.name, path)
     except OSError as error:
         logger.warning("the cache of compiled kernels can't be written: %s", error)
+    finally:
+        if temporary is not None:  # gone if it was renamed
+            with contextlib.suppress(OSError):
+                os.unlink(temporary.name)
 
 
 class Resources(NamedTuple):
@@ -240,11 +263,9 @@ def ptxas(ptx: str, arch: int) -> dict[str, Resources]:
 def _assembled(ptx: str, arch: int, path: str, version: str) -> dict[str, Resources]:
     key = hashlib.sha256(repr((ptx, arch, version)).encode()).hexdigest()
     cached = cache_folder() / f"{key}.json"
-    try:
-        kept = json.loads(cached.read_text())
-        return {name: Resources(*values, tuple(said)) for name, (*values, said) in kept.items()}
-    except (OSError, ValueError):  # not there, or not to be read
-        pass
+    if (kept := _kept(cached)) is not None:
+        known = json.loads(kept)
+        return {name: Resources(*values, tuple(said)) for name, (*values, said) in known.items()}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.ptx")
         file.write_text(ptx)

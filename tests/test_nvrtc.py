@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import re
+import resource
 
 import pytest
 
@@ -72,8 +73,39 @@ def test_error_names_file_and_line():
 def test_cache_is_read(cache):
     first = nvrtc.ptx(SOURCE, macros={"FACTOR": 2})
     (path,) = cache.iterdir()
-    path.write_text("kept")
+    path.write_text(nvrtc._sealed("kept"))
     assert (nvrtc.ptx(SOURCE, macros={"FACTOR": 2}), first[:2]) == ("kept", "//")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"",
+        lambda whole: whole[:-1],
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole.replace(b"mul", b"add"),
+        lambda whole: bytes([255]) + whole[1:],
+    ],
+)
+def test_a_damaged_entry_is_written_anew(cache, damage):
+    first = nvrtc.ptx(SOURCE, macros={"FACTOR": 2})
+    (path,) = cache.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert nvrtc.ptx(SOURCE, macros={"FACTOR": 2}) == first
+    assert path.read_bytes() == whole
+    assert list(cache.iterdir()) == [path]
+
+
+def test_a_full_disk_keeps_no_part_of_a_file(cache, caplog):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        nvrtc._keep(cache / "a.ptx", "x" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(cache.iterdir()) == []
+    assert "can't be written" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -109,7 +141,7 @@ def test_many_processes_fill_the_cache(cache):
         texts = pool.map(compile_into, [cache] * 6, chunksize=1)
     (path,) = cache.iterdir()
     assert re.fullmatch(r"[0-9a-f]{64}\.ptx", path.name)
-    assert set(texts) == {path.read_text()}
+    assert set(texts) == {nvrtc._kept(path)}
 
 
 def test_unwritable_cache_is_none(cache, caplog):
@@ -192,7 +224,7 @@ def test_resources_are_cached(cache, ptxas, monkeypatch):
     monkeypatch.setattr(nvrtc, "_ptxas", lambda: ("/no/ptxas", version))
     assert nvrtc.ptxas(text, 80) == found
     (kept,) = cache.glob("*.json")
-    kept.write_text("{ cut short")
+    kept.write_text("{}")
     nvrtc._assembled.cache_clear()
     monkeypatch.setattr(nvrtc, "_ptxas", lambda: (path, version))
     assert nvrtc.ptxas(text, 80) == found
