@@ -22,6 +22,12 @@ NEEDED = "CuPy brings NVRTC: pip install cupyrec[cuda12]"
         (dict(block=()), ValueError, "sim.run: 'block' must be 1 to 3 sizes above 0, got ()."),
         (dict(grid=1.5), TypeError,
          "sim.run: 'grid' must be a whole number or up to 3, got 1.5."),
+        (dict(shared=-1), ValueError, "sim.run: 'shared' must be 0 or more, got -1."),
+        (dict(shared=1.5), TypeError, "sim.run: 'shared' must be a whole number, got 1.5."),
+        (dict(max_steps=-1), ValueError, "sim.run: 'max_steps' must be 0 or more, got -1."),
+        (dict(seed=-1), ValueError, "sim.run: 'seed' must be 0 or more, got -1."),
+        (dict(arch=8), ValueError,
+         "sim.run: 'arch' must be a compute capability times 10, as 80 or 90, got 8."),
         (dict(block=(32, "1")), TypeError,
          "sim.run: 'block' must be a whole number or up to 3, got (32, '1')."),
     ],
@@ -37,6 +43,36 @@ def test_memory_is_given_back():
     sim.run(kernel("", [4]), "f", 2, 40, (np.zeros(80, np.int32),))
     assert len(heap.the_heap().live) == before
     assert HEADER in kernel("", [])
+
+
+def test_a_launch_that_finds_no_memory_gives_back_what_it_has(monkeypatch):
+    the_heap = heap.the_heap()
+    before, allocate = len(the_heap.live), the_heap.allocate
+
+    def full(size, name, *more):
+        if name == "local":
+            raise MemoryError
+        return allocate(size, name, *more)
+
+    monkeypatch.setattr(the_heap, "allocate", full)
+    with pytest.raises(MemoryError):
+        sim.run(kernel("", [4]), "f", 2, 40, (np.zeros(80, np.int32),))
+    assert len(the_heap.live) == before
+
+
+@pytest.mark.parametrize(("size", "refused"), [(48 << 10, False), ((48 << 10) + 1, True)])
+def test_static_shared_memory_has_its_limit(size, refused):
+    text = f".shared .align 1 .b8 tile[{size}];\nmov.u32 %r4, tile;"
+    call = (kernel(text, [4]), "f", 1, 1, (np.zeros(1, np.int32),))
+    if not refused:
+        assert sim.run(*call, shared=1 << 10).faults == []
+        return
+    sentence = (
+        "sim.run: f: a block must have at most 49152 bytes of shared memory that is not dynamic, "
+        "got 49153."
+    )
+    with pytest.raises(ValueError, match=oracle.sentence(sentence)):
+        sim.run(*call)
 
 
 def test_an_unknown_instruction_names_the_line_of_the_source():

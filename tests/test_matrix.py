@@ -76,6 +76,25 @@ def test_multiply(kind, k, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
+def test_warps_of_fewer_lanes_are_faulted(seed):
+    a, b = np.ones((2, 16, 8), np.float16), np.ones((2, 8, 8), np.float16)
+    c, d = np.zeros((2, 16, 8), np.float32), np.zeros((2, 16, 8), np.float32)
+    result = sim.run(source("f16", 8), "f", 1, 48, (a, b, c, d), seed=seed)
+    (fault,) = result.faults
+    assert fault.kind == "barrier"
+    assert fault.detail == "'mma' needs 32 lanes, and this warp has 16"
+    assert fault.thread[0] >= 32
+    assert d[0].tolist() == [[8.0] * 8] * 16  # the whole warp has gone on
+    code = LOAD.replace("ROWS", "8").replace(
+        "INSTRUCTION",
+        '"ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(at)',
+    )
+    x, y = np.arange(256, dtype=np.uint16), np.zeros((32, 4), np.uint32)
+    (fault,) = sim.run(code, "f", 1, 8, (x, y), seed=seed).faults
+    assert fault.detail == "'ldmatrix' needs 32 lanes, and this warp has 8"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_load(number, transposed, seed):

@@ -1,6 +1,7 @@
 import gc
 
 import numpy as np
+import oracle
 import pytest
 
 from cupyrec import sim
@@ -76,6 +77,22 @@ def test_records_may_nest():
             x + 1
         x + 1
     assert (len(outer.launches), len(inner.launches)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (dict(arch=8.0), TypeError, "sim.schedule: 'arch' must be a whole number, got 8.0."),
+        (dict(arch=9), ValueError,
+         "sim.schedule: 'arch' must be a compute capability times 10, as 80 or 90, got 9."),
+        (dict(seed="1"), TypeError, "sim.schedule: 'seed' must be a whole number, got '1'."),
+        (dict(seed=-1), ValueError, "sim.schedule: 'seed' must be 0 or more, got -1."),
+    ],
+)  # fmt: skip
+def test_the_schedule_is_checked(options, error, text):
+    with pytest.raises(error, match=oracle.sentence(text)), sim.schedule(**options):
+        recorder.scheduled()
+    assert recorder.scheduled() == (80, 0)
 
 
 def test_the_schedule_ends_with_its_context():

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["decode", "reachable", "release_stuck"]
 
+FULL = 0xFFFFFFFF  # the mask of a warp
+
 
 def decode(machine: Machine, function: Function, instruction: Instruction, pc: int) -> Step | None:
     """Return the step of an instruction that moves threads, None for others."""
@@ -213,12 +215,16 @@ def _meet(machine: Machine, function: Function, instruction: Instruction, pc: in
     if body is None:
         return None
     aligned = instruction.parts[0] in matrix.WHOLE_WARP
-    operand = 0xFFFFFFFF if aligned else instruction.operands[-1]
+    operand = FULL if aligned else instruction.operands[-1]
     mask = machine.source(function, operand, "u32")
     bit = np.uint32(1) << machine.lane_id.astype(np.uint32)
     place = np.int64(1) << (np.arange(machine.lanes) & 31)
 
     def step(group: Group) -> tuple | None:
+        if aligned:
+            short = machine.existing[group.t] != FULL
+            if short.any():
+                return _pass_by(machine, pc, group, short)
         lanes = group.lanes
         named = mask[group.t] & machine.existing[group.t]
         if pc in machine.parked:
@@ -248,6 +254,18 @@ def _meet(machine: Machine, function: Function, instruction: Instruction, pc: in
         return pc + 1, group
 
     return step
+
+
+def _pass_by(machine: Machine, pc: int, group: Group, short: np.ndarray) -> tuple:
+    """Fault those whose warp has less than 32 lanes and let them go on; others come again."""
+    lanes = group.lanes[short]
+    number = int(machine.existing[lanes[0]]).bit_count()
+    machine.fault(
+        "barrier", pc, int(lanes[0]),
+        f"'{machine.code[pc][1].parts[0]}' needs 32 lanes, and this warp has {number}",
+    )  # fmt: skip
+    machine.put(pc + 1, lanes)
+    return pc, group.where(~short)
 
 
 def release_stuck(machine: Machine) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import nvrtc
+from cupyrec.sim import recorder
 from cupyrec.sim.arguments import Arguments
 from cupyrec.sim.heap import Allocation, the_heap
 from cupyrec.sim.machine import MAX_STEPS, Fault, Machine
@@ -98,6 +99,7 @@ def run(
     >>> x, result.faults  # doctest: +SKIP
     (array([0., 2., 4., 6., 8.], dtype=float32), [])
     """
+    recorder.check_schedule("sim.run", arch, seed)
     is_ptx = ".version" in source and ".entry" in source
     options = ("-lineinfo", *options)
     text = source if is_ptx else nvrtc.ptx(source, arch=arch, options=options, file=file)
@@ -107,6 +109,11 @@ def run(
         names = [f.name for f in module.functions.values() if f.entry]
         raise ValueError(f"sim.run: 'name' must be one of the kernels {names}, got {name!r}.")
     grid, block = _three("grid", grid), _three("block", block)
+    for word, value in {"shared": shared, "max_steps": max_steps}.items():
+        if not isinstance(value, (int, np.integer)):
+            raise TypeError(f"sim.run: '{word}' must be a whole number, got {value!r}.")
+        if value < 0:
+            raise ValueError(f"sim.run: '{word}' must be 0 or more, got {value}.")
     heap = the_heap()
     arguments = Arguments(heap, kernel, args)
     machine = None
@@ -114,7 +121,7 @@ def run(
         machine = Machine(
             module, name, grid, block, arguments.params, heap, shared, seed, max_steps
         )
-        _check_limits(machine, grid, block)
+        _check_limits(machine, grid, block, shared)
         machine.run()
         touched = machine.table.touched()
         result = _result(machine, touched)
@@ -144,7 +151,9 @@ def _three(name: str, size: int | tuple[int, ...]) -> tuple[int, int, int]:
 _SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 120: 99}  # KB a block may have; 227 from 90 on
 
 
-def _check_limits(machine: Machine, grid: tuple[int, ...], block: tuple[int, ...]) -> None:
+def _check_limits(
+    machine: Machine, grid: tuple[int, ...], block: tuple[int, ...], shared: int
+) -> None:
     """Refuse what a GPU refuses to launch."""
     kernel, arch = machine.kernel, machine.module.arch
     where, threads = f"sim.run: {kernel.name}", math.prod(block)
@@ -160,6 +169,11 @@ def _check_limits(machine: Machine, grid: tuple[int, ...], block: tuple[int, ...
         raise ValueError(
             f"{where}: a grid must have less than 2**31 blocks along x, 2**16 along y and z, "
             f"got {grid}."
+        )
+    if (static := machine.shared_bytes - shared) > 48 << 10:
+        raise ValueError(
+            f"{where}: a block must have at most {48 << 10} bytes of shared memory that is not "
+            f"dynamic, got {static}."
         )
     most = _SHARED.get(arch, 96 if 0 < arch < 90 else 227) << 10
     if (total := machine.shared_bytes) > most:

@@ -20,7 +20,16 @@ from cupyrec.sim import access, alu, atomics, barriers, carries, control, copies
 from cupyrec.sim.heap import Allocation, Heap
 from cupyrec.sim.memory import Table
 from cupyrec.sim.order import Order
-from cupyrec.sim.ptx import Function, Instruction, Module, Variable, dtype_of, names_in, width
+from cupyrec.sim.ptx import (
+    Function,
+    Instruction,
+    Module,
+    Variable,
+    constant,
+    dtype_of,
+    names_in,
+    width,
+)
 from cupyrec.sim.threads import WARP, Group, Threads
 
 __all__ = ["Fault", "Machine"]
@@ -61,12 +70,15 @@ class Machine(Threads):
     ) -> None:  # fmt: skip
         self.module, self.kernel, self.heap = module, module.functions[kernel], heap
         super().__init__(grid, block, seed)
-        self.now, self.trace, self.faults = 0, [0], []
-        self.max_steps = max_steps
+        self.now, self.trace, self.faults, self.max_steps = 0, [0], [], max_steps
         self._fault_keys: set[tuple] = set()
         self._load_code()
         self.own: list[Allocation] = []
-        self._allocate(params, shared)
+        try:
+            self._allocate(params, shared)
+        except BaseException:
+            self.close()
+            raise
         self.order = Order(self.block)
         self.table = Table(heap, self._grain())
         self.shared_index = np.searchsorted(self.table.starts, self.shared_base)
@@ -124,8 +136,8 @@ class Machine(Threads):
                 dynamic.append(key)
             elif variable.space in {"global", "const"}:
                 made = heap.allocate(variable.size, variable.name, variable.space)
-                heap.write(made, variable.data)
                 self.own.append(made)
+                heap.write(made, variable.data)
                 self.address[key] = made.address
         for key, variable in (outer | inner).items():
             self._link(key, variable)
@@ -134,20 +146,23 @@ class Machine(Threads):
         self.shared_bytes = end + shared if dynamic else top["shared"] + shared
         self.frame = -(-top["local"] // 16) * 16
         blocks = int(self.block.max()) + 1
-        windows = [heap.allocate(self.shared_bytes, "shared", "shared") for _ in range(blocks)]
+        first = len(self.own)
+        for _ in range(blocks):
+            self.own.append(heap.allocate(self.shared_bytes, "shared", "shared"))
+        self.shared_base = np.array([w.address for w in self.own[first:]])[self.block]
         self.local = heap.allocate(self.frame * self.lanes, "local", "local")
+        self.own.append(self.local)
         self.params = heap.allocate(len(params), "params", "const")
+        self.own.append(self.params)
         heap.write(self.params, params)
-        self.own += [*windows, self.local, self.params]
         self.special |= {"%dynamic_smem_size": shared, "%total_smem_size": self.shared_bytes}
         if "%envreg2" in used:  # where a cooperative grid meets
             meeting = heap.allocate(64, "grid", "global")
-            heap.write(meeting, bytes(64))
             self.own.append(meeting)
+            heap.write(meeting, bytes(64))
             self.special |= {
                 "%envreg1": meeting.address >> 32, "%envreg2": meeting.address & 0xFFFFFFFF,
             }  # fmt: skip
-        self.shared_base = np.array([w.address for w in windows])[self.block]
         self.local_base = self.local.address + self.frame * np.arange(self.lanes)
         place = 0
         for variable in self.kernel.params:
@@ -392,8 +407,8 @@ class Machine(Threads):
         if self.now > self.max_steps:
             # what a compiler adds has no line
             pc = next((p for p in (pc, *self.trace[:0:-1]) if self.code[p][1].source[1]), pc)
-            detail = f"no end after {self.max_steps} steps (max_steps)"
-            self.fault("endless", pc, int(group.lanes[0]), detail)
+            text = f"no end after {self.max_steps} steps (max_steps)"
+            self.fault("endless", pc, int(group.lanes[0]), text)
         self.ready.clear()
         self.queue.clear()
         self.parked.clear()
@@ -433,15 +448,3 @@ class _Clock:
 
     def __getitem__(self, t: slice | np.ndarray) -> np.ndarray:
         return np.full(self.machine.lanes, self.machine.now).astype(self.dtype)[t]
-
-
-def constant(operand: float, kind: str) -> np.ndarray:
-    """Return an immediate of type `kind`."""
-    dtype = dtype_of(kind)
-    if isinstance(operand, float):
-        size = max(dtype.itemsize, 4)
-        return np.array(operand, f"f{size}").view(dtype if dtype.itemsize == size else f"u{size}")
-    if dtype.kind in "bf":
-        bits = np.array(operand % 2 ** (8 * dtype.itemsize), f"u{dtype.itemsize}")
-        return bits != 0 if dtype.kind == "b" else bits.view(dtype)
-    return np.array(operand % 2 ** (8 * dtype.itemsize), f"u{dtype.itemsize}").view(dtype)

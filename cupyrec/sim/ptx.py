@@ -18,6 +18,7 @@ __all__ = [
     "Module",
     "PtxError",
     "Variable",
+    "constant",
     "dtype_of",
     "names_in",
     "parse",
@@ -413,6 +414,18 @@ def _number(text: str) -> int | float:
     if text[:2] in {"0d", "0D"}:
         return struct.unpack(">d", bytes.fromhex(text[2:]))[0]
     return int(text.rstrip("U"), 0)
+
+
+def constant(operand: float, kind: str) -> np.ndarray:
+    """Return an immediate of type `kind`."""
+    dtype = dtype_of(kind)
+    if isinstance(operand, float):
+        size = max(dtype.itemsize, 4)
+        return np.array(operand, f"f{size}").view(dtype if dtype.itemsize == size else f"u{size}")
+    if dtype.kind in "bf":
+        bits = np.array(operand % 2 ** (8 * dtype.itemsize), f"u{dtype.itemsize}")
+        return bits != 0 if dtype.kind == "b" else bits.view(dtype)
+    return np.array(operand % 2 ** (8 * dtype.itemsize), f"u{dtype.itemsize}").view(dtype)
 
 
 def _bytes(value: float, kind: str) -> bytes:

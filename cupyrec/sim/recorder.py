@@ -12,11 +12,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
     from cupyrec.sim.launch import Result
 
 __all__ = [
-    "Launch", "Record", "allocated", "freed", "launched", "record", "schedule", "scheduled",
+    "Launch", "Record", "allocated", "check_schedule", "freed", "launched", "record", "schedule", "scheduled",
     "synced",
 ]  # fmt: skip
 
@@ -76,6 +78,11 @@ def record() -> Iterator[Record]:
 def schedule(arch: int = 80, seed: int = 0) -> Iterator[None]:
     """Within this context kernels run as PTX of ``compute_<arch>``, in the order of this seed.
 
+    Raises
+    ------
+    TypeError, ValueError
+        `arch` is no compute capability times 10, or `seed` no whole number from 0 on.
+
     Examples
     --------
     >>> with schedule(arch=90, seed=3):
@@ -83,11 +90,25 @@ def schedule(arch: int = 80, seed: int = 0) -> Iterator[None]:
     (90, 3)
     """
     global _schedule
+    check_schedule("sim.schedule", arch, seed)
     before, _schedule = _schedule, (arch, seed)
     try:
         yield
     finally:
         _schedule = before
+
+
+def check_schedule(where: str, arch: int, seed: int) -> None:
+    """Raise unless kernels can run for this architecture, in the order of this seed."""
+    for name, value in {"arch": arch, "seed": seed}.items():
+        if not isinstance(value, (int, np.integer)):
+            raise TypeError(f"{where}: '{name}' must be a whole number, got {value!r}.")
+    if not 50 <= arch < 200:
+        raise ValueError(
+            f"{where}: 'arch' must be a compute capability times 10, as 80 or 90, got {arch}."
+        )
+    if seed < 0:
+        raise ValueError(f"{where}: 'seed' must be 0 or more, got {seed}.")
 
 
 def scheduled() -> tuple[int, int]:
