@@ -141,7 +141,7 @@ def test_out_of_bounds_names_block_and_thread():
     assert (fault.block, fault.thread) == ((3, 0, 0), (3, 0, 0))
     assert str(fault) == (
         f"copy: out of bounds at planted.cu:{fault.line}, block (3, 0, 0), thread (3, 0, 0): "
-        "4 bytes at byte 400 of 'argument 0', which has 400, are not all of one allocation."
+        "a read of 4 bytes at byte 400 of 'argument 0' (400 bytes) is not within an allocation."
     )
     assert y.tolist() == [*range(1, 100), 0]
 
@@ -165,6 +165,25 @@ def test_misaligned(shift):
     x, y = np.zeros(40, np.float32), np.zeros((8, 4), np.float32)
     assert launch("copy4", x, y, 16, block=8).faults == []
     only(launch("copy4", x, y, shift, block=8), "misaligned", "const float4*")
+
+
+def test_faults_tell_reads_from_writes_and_atomics():
+    y = np.zeros(4, np.float32)
+    result = launch("copy", np.zeros(32, np.float32), y, 32, 0)
+    assert only(result, "out of bounds", "y[i] = x[i").detail == (
+        "a write of 4 bytes at byte 16 of 'argument 1' (16 bytes) is not within an allocation"
+    )
+    result = launch("sum_atomic", np.zeros(0, np.int32))
+    assert only(result, "out of bounds", "sum_atomic").detail.startswith("a read and write of 4")
+    x = np.zeros(40, np.float32)
+    result = launch("copy4", x, np.zeros((8, 4), np.float32), 8, block=1)
+    assert only(result, "misaligned", "const float4*").detail == (
+        "a read of 16 bytes at byte 8 of 'argument 0' (160 bytes) must start at a multiple of 16"
+    )
+    result = launch("copy", np.ma.masked_all(1, np.float32), np.zeros(1, np.float32), 1, 0)
+    assert only(result, "uninitialized", "y[i] = x[i").detail == (
+        "nothing wrote all of the 4 bytes at byte 0 of 'argument 0' (4 bytes)"
+    )
 
 
 def test_uninitialized_global_memory():

@@ -119,3 +119,4 @@ def test_a_copy_reads_no_more_than_it_must():
     code = code.replace("31 * 8", "31 * 4")
     (fault,) = sim.run(code, "f", 1, 32, (x, y, np.int32(0), np.int32(16))).faults
     assert (fault.kind, fault.thread) == ("out of bounds", (31, 0, 0))
+    assert fault.detail.startswith("a read of 12 bytes at byte 1008 of 'argument 0'")

@@ -20,8 +20,14 @@ MEMORY = {"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "stmatrix", "wmma"
 SPACES = {"global", "shared", "local", "const", "param"}
 STRONG = {"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"}
 SEVERITY = {
-    memory.OUTSIDE: ("out of bounds", "{n} bytes at {place} are not all of one allocation"),
-    memory.MISALIGNED: ("misaligned", "{n} bytes at {place} must start at a multiple of {n}"),
+    memory.OUTSIDE: (
+        "out of bounds",
+        "a {what} of {n} bytes at {place} is not within an allocation",
+    ),
+    memory.MISALIGNED: (
+        "misaligned",
+        "a {what} of {n} bytes at {place} must start at a multiple of {align}",
+    ),
     memory.UNWRITTEN: ("uninitialized", "nothing wrote all of the {n} bytes at {place}"),
 }
 
@@ -82,7 +88,8 @@ class Place:
         if reads:
             bad += memory.unwritten(address, size, heap.base, heap.written, found)
         if bad:
-            self._report(group, address, size, found)
+            what = {(1, 0): "read", (0, 1): "write"}.get((reads, writes), "read and write")
+            self._report(group, address, size, align or size, what, found)
         if self.space in {"local", "const", "param"}:
             return found
         self.watch(group, address, found, size, reads, writes, plain)
@@ -125,12 +132,16 @@ class Place:
             self._race(int(group.lanes[i]), other, time, True, "while this copy was under way")
         self.watch(group, address, found, size, not writes, writes, True)
 
-    def _report(self, group: Group, address: np.ndarray, size: int, found: np.ndarray) -> None:
+    def _report(
+        self, group: Group, address: np.ndarray, size: int, align: int, what: str,
+        found: np.ndarray,
+    ) -> None:  # fmt: skip
         machine = self.machine
         for code, (kind, text) in SEVERITY.items():
             wrong = np.flatnonzero(found == code)
             if wrong.size:
-                detail = text.format(n=size, place=self._near(int(address[wrong[0]])))
+                place = self._near(int(address[wrong[0]]))
+                detail = text.format(n=size, align=align, what=what, place=place)
                 machine.fault(kind, machine.trace[-1], int(group.lanes[wrong[0]]), detail)
 
     def _near(self, address: int) -> str:
@@ -142,7 +153,7 @@ class Place:
         what = min(self.machine.table.allocations, key=distance)
         if distance(what) > 1 << 20:
             return f"{address:#x}"
-        return f"byte {address - what.address} of '{what.name}', which has {what.size},"
+        return f"byte {address - what.address} of '{what.name}' ({what.size} bytes)"
 
     def _judge(self, group: Group, count: int) -> None:
         """Fault the suspects that nothing orders."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cupyrec.sim.launch import Result
 
 __all__ = [
-    "Launch", "Record", "allocated", "check_schedule", "freed", "launched", "record", "schedule", "scheduled",
-    "synced",
+    "Launch", "Record", "allocated", "check_schedule", "freed", "launched", "record", "schedule",
+    "scheduled", "synced",
 ]  # fmt: skip
 
 _STEP = 512  # bytes
