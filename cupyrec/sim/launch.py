@@ -50,7 +50,7 @@ def run(
     file: str = "kernel.cu",
     max_steps: int = MAX_STEPS,
 ) -> Result:
-    """Run one launch of a CUDA kernel on the CPU; what it prints is not shown.
+    """Run one launch of a CUDA kernel on the CPU; its ``printf`` prints nothing.
 
     Parameters
     ----------

@@ -124,35 +124,22 @@ def _before(lane, time, me, block, warp_time, block_time):
     """Whether what `lane` did at `time` comes before `me`, by the barriers of warp and block."""
     if lane == me:
         return True
-    if lane // 32 == me // 32 and time < warp_time[me // 32]:
+    if lane >> 5 == me >> 5 and time < warp_time[me >> 5]:
         return True
     return block[lane] == block[me] and time < block_time[block[me]]
 
 
 @cpu.exact_loop
-def _keep_reader(cell, me, now, block, warp_time, block_time):
-    """Make `me` the last reader, beside the one of the two before that tells most.
+def _distance(lane, time, me, block, in_block, in_warp):
+    """How far a reader is: 1 within a warp, 2 within a block, 3 beyond; 0 if `me` knows it done.
 
-    Whom `me` knows to be done, nobody need remember: who knows `me` knows that. Of others the one
-    farthest from `me` meets most of the writers that `me` doesn't.
+    Those of its block or warp who read before the time `in_block` or `in_warp` are done.
     """
-    last = cell[2] > 0 and not _before(cell[3], cell[2], me, block, warp_time, block_time)
-    other = cell[4] > 0 and not _before(cell[5], cell[4], me, block, warp_time, block_time)
-    if last and other:
-        near = _distance(cell[3], me, block), _distance(cell[5], me, block)
-        # of equals the later one, but the first reader of an instruction beside its last
-        last = near[0] > near[1] or (near[0] == near[1] and cell[4] != now)
-    if last:
-        cell[4], cell[5] = cell[2], cell[3]
-    elif not other:
-        cell[4] = 0
-    cell[2], cell[3] = now, me
-
-
-@cpu.exact_loop
-def _distance(lane, me, block):
-    """0 within a warp, 1 within a block, 2 beyond."""
-    return int(lane // 32 != me // 32) + int(block[lane] != block[me])
+    if lane >> 5 == me >> 5:
+        return int(time >= in_warp and lane != me)
+    if block[lane] == block[me]:
+        return 2 * int(time >= in_block)
+    return 3
 
 
 @cpu.exact_loop
@@ -174,6 +161,8 @@ def watch(
             k = np.searchsorted(starts, address[i], side="right") - 1
         if first_cell[k] == first_cell[k + 1]:
             continue  # local memory: nobody else's
+        in_block = block_time[block[me]]
+        in_warp = max(in_block, warp_time[me >> 5])
         start = first_cell[k] + address[i] // grain - starts[k] // grain
         for c in range(start, start + max(nbytes // grain, 1)):
             cell = cells[c]
@@ -199,7 +188,19 @@ def watch(
                             suspects[count, 3] = 0
                         count += 1
             if reads:
-                _keep_reader(cell, me, now, block, warp_time, block_time)
+                # Of the two readers before, keep the one that tells most. Whoever knows `me` knows
+                # what `me` knows done; of the rest the farthest meets most of those that don't.
+                if cell[2] > 0 and cell[3] != me:
+                    last = _distance(cell[3], cell[2], me, block, in_block, in_warp)
+                    other = 0
+                    if cell[4] > 0:
+                        other = _distance(cell[5], cell[4], me, block, in_block, in_warp)
+                    # of equals the later one, but the first reader of an instruction and its last
+                    if last > other or (last == other and last > 0 and cell[4] != now):
+                        cell[4], cell[5] = cell[2], cell[3]
+                    elif other == 0:
+                        cell[4] = 0
+                cell[2], cell[3] = now, me
             if writes:
                 cell[0] = now
                 cell[1] = me if plain else ~me
