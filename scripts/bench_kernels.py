@@ -243,12 +243,18 @@ def line(columns: dict[str, str], row: dict[str, Any] | None = None) -> str:
     return " ".join(cells).rstrip()
 
 
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=["sim", "cuda"])
     parser.add_argument("--kernel", nargs="*", choices=sorted(CASES), metavar="NAME",
                         help=", ".join(CASES))  # fmt: skip
-    parser.add_argument("--batch", type=int, help="256 on sim, 65536 on cuda")
+    parser.add_argument("--batch", type=positive, help="256 on sim, 65536 on cuda")
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     timer = None
@@ -259,7 +265,13 @@ def main() -> None:
             if options.device:
                 parser.exit(3, f"{error}\n")
     columns, started = TIMED if timer else COUNTED, time.perf_counter()
-    what = f"{timer.gpu}: a copy moves {timer.copy:.0f} GB/s" if timer else "counts of sm_90's PTX"
+    if timer:
+        what = f"{timer.gpu}: a copy moves {timer.copy:.0f} GB/s"
+    else:
+        try:
+            what = "counts of sm_90's PTX, by NVRTC {}.{}".format(*nvrtc.version())
+        except ModuleNotFoundError as error:
+            parser.exit(1, f"{error}\n")
     print(what, file=sys.stderr)
     print(line(columns), file=sys.stderr)
     rows, wrong = [], False

@@ -24,7 +24,7 @@ gpu = xp.cuda.runtime.getDeviceProperties(0)["name"].decode()
 print(f"{gpu}, CuPy {xp.__version__}, CUDA {xp.cuda.runtime.runtimeGetVersion()}")
 '
 if ! found=$("$python" scripts/bare_python.py -c "$probe" 2>"$folder/probe.log"); then
-    echo "gpu_check: there must be an NVIDIA GPU that CuPy can use, found none:" >&2
+    echo "gpu_check: there must be CuPy and an NVIDIA GPU that it can use, found none:" >&2
     tail -n 1 "$folder/probe.log" >&2
     exit 3
 fi
