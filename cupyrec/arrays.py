@@ -167,6 +167,8 @@ def copy_to(xp: ModuleType, array: Any) -> Any:
     >>> copy_to(np, x) is x
     True
     """
+    if device(array) not in (None, "cpu", name(xp)):  # between GPU and simulator by way of the host
+        array = to_host(array)
     return to_host(array) if xp is np else xp.asarray(array)
 
 

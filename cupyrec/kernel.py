@@ -257,8 +257,8 @@ class Kernel:
         whole = isinstance(value, (int, np.integer, np.bool_))
         if not whole and not (dtype.kind == "f" and isinstance(value, (float, np.floating))):
             raise TypeError(f"{self.name}: '{name}' must be {dtype}, got {value!r}.")
-        large = float(np.finfo(dtype).max) if dtype.kind == "f" else math.inf
-        if math.isfinite(value) and abs(float(value)) > large:
+        large = int(np.finfo(dtype).max) if dtype.kind == "f" else math.inf
+        if large < abs(value) != math.inf:
             raise ValueError(f"{self.name}: '{name}' must be in {dtype}'s range, got {value}.")
         if dtype.kind in "iu":
             low, high = np.iinfo(dtype).min, np.iinfo(dtype).max

@@ -86,6 +86,7 @@ def test_a_fault_is_an_error(own):
          "f: 'x' must be C-contiguous, got shape (3,) with strides (8,)."),
         (dict(a="1"), TypeError, "f: 'a' must be float32, got '1'."),
         (dict(a=1e39), ValueError, "f: 'a' must be in float32's range, got 1e+39."),
+        (dict(a=10**400), ValueError, f"f: 'a' must be in float32's range, got {10**400}."),
         (dict(n=3.0), TypeError, "f: 'n' must be int64, got 3.0."),
         (dict(n=2**63, N=1), ValueError,
          f"f: 'n' must lie in [{-(2**63)}, {2**63 - 1}] as int64, got {2**63}."),

@@ -108,6 +108,9 @@ extern "C" __global__ void shares(int* x) {
     [
         ("bounded", 1, 65, {},
          "sim.run: bounded: a block must have at most 64 threads, 64 along z, got (65, 1, 1)."),
+        ("shares", 2**31 - 1, 32, {},
+         "sim.run: shares: a launch must have at most 67108864 threads to be simulated, "
+         "got 68719476704."),
         ("shares", 1, 1025, {},
          "sim.run: shares: a block must have at most 1024 threads, 64 along z, got (1025, 1, 1)."),
         ("shares", 1, (1, 1, 65), {},

@@ -14,7 +14,7 @@ from cupyrec.sim import recorder
 from cupyrec.sim.arguments import Arguments
 from cupyrec.sim.heap import Allocation, the_heap
 from cupyrec.sim.machine import MAX_STEPS, Fault, Machine
-from cupyrec.sim.ptx import Module, parse
+from cupyrec.sim.ptx import Function, Module, parse
 
 __all__ = ["Result", "run"]
 
@@ -86,7 +86,13 @@ def run(
     PtxError
         The kernel has an instruction that is not known.
     TypeError, ValueError
-        The arguments are not those that the kernel takes.
+        The arguments are not those that the kernel takes, or no GPU makes such a launch.
+
+    Notes
+    -----
+    Races are found by who last wrote a byte and two who read it, and by fences as acquire and
+    release: a third reader's may be missed, and a pattern that only sequentially consistent fences
+    of other threads order may be blamed.
 
     Examples
     --------
@@ -114,6 +120,7 @@ def run(
             raise TypeError(f"sim.run: '{word}' must be a whole number, got {value!r}.")
         if value < 0:
             raise ValueError(f"sim.run: '{word}' must be 0 or more, got {value}.")
+    _check_geometry(kernel, grid, block)
     heap = the_heap()
     arguments = Arguments(heap, kernel, args)
     machine = None
@@ -121,7 +128,7 @@ def run(
         machine = Machine(
             module, name, grid, block, arguments.params, heap, shared, seed, max_steps
         )
-        _check_limits(machine, grid, block, shared)
+        _check_shared(machine, shared)
         machine.run()
         touched = machine.table.touched()
         result = _result(machine, touched)
@@ -148,14 +155,12 @@ def _three(name: str, size: int | tuple[int, ...]) -> tuple[int, int, int]:
     return (*map(int, sizes), 1, 1)[:3]
 
 
+_THREADS = 1 << 26  # registers are arrays over all threads
 _SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 120: 99}  # KB a block may have; 227 from 90 on
 
 
-def _check_limits(
-    machine: Machine, grid: tuple[int, ...], block: tuple[int, ...], shared: int
-) -> None:
-    """Refuse what a GPU refuses to launch."""
-    kernel, arch = machine.kernel, machine.module.arch
+def _check_geometry(kernel: Function, grid: tuple[int, ...], block: tuple[int, ...]) -> None:
+    """Refuse blocks and grids that a GPU refuses, or that this host has no memory for."""
     where, threads = f"sim.run: {kernel.name}", math.prod(block)
     most = min(1024, math.prod(kernel.limits.get("maxntid", (1024,))))
     if threads > most or block[2] > 64:
@@ -170,6 +175,16 @@ def _check_limits(
             f"{where}: a grid must have less than 2**31 blocks along x, 2**16 along y and z, "
             f"got {grid}."
         )
+    if math.prod(grid) * threads > _THREADS:
+        raise ValueError(
+            f"{where}: a launch must have at most {_THREADS} threads to be simulated, "
+            f"got {math.prod(grid) * threads}."
+        )
+
+
+def _check_shared(machine: Machine, shared: int) -> None:
+    """Refuse more shared memory than a block may have."""
+    where, arch = f"sim.run: {machine.kernel.name}", machine.module.arch
     if (static := machine.shared_bytes - shared) > 48 << 10:
         raise ValueError(
             f"{where}: a block must have at most {48 << 10} bytes of shared memory that is not "
