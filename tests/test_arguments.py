@@ -145,3 +145,12 @@ def test_scalars_keep_their_type():
     address = np.uint64(device.__cuda_array_interface__["data"][0])
     assert sim.run(DOUBLES, "f", 1, 1, (address, np.float64(0.1))).faults == []
     assert device.get().tolist() == [0.1]
+
+
+def test_a_hard_mask_is_refused_since_it_would_hide_results():
+    x = np.ma.masked_all(4, np.int32)
+    x.harden_mask()
+    text = "sim.run: 'args[0]' must have a soft mask, got a hard one."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        sim.run(kernel("st.global.u32 [%rd0], %r0;", [4]), "f", 1, 2, (x,))
+    assert x.mask.all()

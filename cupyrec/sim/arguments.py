@@ -76,6 +76,8 @@ class Arguments:
                 f"sim.run: {where} must have the byte order of this machine, "
                 f"got dtype '{value.dtype.str}'."
             )
+        if np.ma.isMaskedArray(value) and value.hardmask:  # which would hide what a kernel writes
+            raise ValueError(f"sim.run: {where} must have a soft mask, got a hard one.")
         for buffer in self._buffers:
             if buffer.holds(value):
                 return buffer.made.address
