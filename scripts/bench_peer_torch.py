@@ -1,4 +1,4 @@
-"""The PyTorch side of bench_train.py: DLRM in eager mode with sparse embedding gradients.
+"""The PyTorch side of bench_train.py: its models in eager mode with sparse embedding gradients.
 
 Reads the data's path and the case from its arguments, then lines "step N" or "gemms N" from stdin,
 and answers each with the mean seconds.
@@ -13,12 +13,20 @@ import torch
 from torch import nn
 
 
-class DLRM(nn.Module):
+class Tables(nn.Module):
     def __init__(self, case):
         super().__init__()
         self.tables = nn.ModuleList(
             nn.Embedding(case["ids"], case["width"], sparse=True) for _ in range(case["tables"])
         )
+
+    def vectors(self, indices):
+        return [table(indices[:, i]) for i, table in enumerate(self.tables)]
+
+
+class DLRM(Tables):
+    def __init__(self, case):
+        super().__init__(case)
         bottom = [case["num_dense"], *case["bottom"], case["width"]]
         self.bottom = mlp(bottom, linear_output=False)
         features = case["tables"] + 1
@@ -28,9 +36,21 @@ class DLRM(nn.Module):
 
     def forward(self, dense, indices):
         dense = self.bottom(dense)
-        x = torch.stack([dense, *(t(indices[:, i]) for i, t in enumerate(self.tables))], dim=1)
+        x = torch.stack([dense, *self.vectors(indices)], dim=1)
         products = torch.bmm(x, x.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
         return self.top(torch.cat([dense, products], dim=1))
+
+
+class Concatenation(Tables):
+    def __init__(self, case):
+        super().__init__(case)
+        self.top = mlp([case["tables"] * case["width"], *case["top"], 1], linear_output=True)
+
+    def forward(self, dense, indices):
+        return self.top(torch.cat(self.vectors(indices), dim=1))
+
+
+MODELS = {"dlrm": DLRM, "concatenation": Concatenation}
 
 
 def mlp(sizes, linear_output):
@@ -40,22 +60,33 @@ def mlp(sizes, linear_output):
     return nn.Sequential(*layers[: -1 if linear_output else None])
 
 
+def optimizers(model, name, lr):
+    if name == "adam":  # which is not for sparse gradients
+        tables = list(model.tables.parameters())
+        dense = list(model.top.parameters())
+        return [torch.optim.SparseAdam(tables, lr), torch.optim.Adam(dense, lr)]
+    optimizer = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[name]
+    return [optimizer(model.parameters(), lr)]
+
+
 def main():
     data, case = np.load(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(case["threads"])
     torch.manual_seed(0)
     dense, indices, labels = (torch.from_numpy(data[k]) for k in ("dense", "indices", "labels"))
-    model = DLRM(case)
-    optimizer = torch.optim.SGD(model.parameters(), case["lr"])
+    model = MODELS[case["model"]](case)
+    updates = optimizers(model, case["optimizer"], case["lr"])
     loss_function = nn.BCEWithLogitsLoss()
     at = 0
 
     def step():
         nonlocal at
         at = (at + 1) % len(labels)
-        optimizer.zero_grad()
+        for optimizer in updates:
+            optimizer.zero_grad()
         loss_function(model(dense[at], indices[at]), labels[at]).backward()
-        optimizer.step()
+        for optimizer in updates:
+            optimizer.step()
 
     layers = []
     for n, m in case["layers"]:

@@ -17,9 +17,10 @@ from cupyrec.data import movielens
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TINY = dict(
-    tables=3, ids=50, width=4, num_dense=2, bottom=[6], top=[5, 3],
+    model="dlrm", optimizer="sgd", tables=3, ids=50, width=4, num_dense=2, bottom=[6], top=[5, 3],
     batch=64, zipf=1.2, lr=0.1, batches=2,
 )  # fmt: skip
+SIDE_BY_SIDE = TINY | dict(model="concatenation", optimizer="adam")
 
 
 def run(name, *arguments, monkeypatch):
@@ -124,8 +125,11 @@ def test_the_baseline_takes_the_best_penalty_on_valid(tmp_path, monkeypatch, cap
 def test_layers_of_the_bench(bench):
     # 4 values and 3 tables make 4 features, 6 pairs of them.
     assert bench["layer_shapes"](TINY) == [(2, 6), (6, 4), (10, 5), (5, 3), (3, 1)]
-    assert len(bench["layer_shapes"](bench["MLP"])) == 3 + 5
-    assert bench["layer_shapes"](bench["MLP"])[3] == (128 + 27 * 26 // 2, 1024)
+    assert bench["layer_shapes"](SIDE_BY_SIDE) == [(12, 5), (5, 3), (3, 1)]
+    mlp, embedding = (bench["layer_shapes"](bench["CASES"][case]) for case in ("mlp", "embedding"))
+    assert len(mlp) == 3 + 5
+    assert mlp[3] == (128 + 27 * 26 // 2, 1024)
+    assert embedding == [(832, 64), (64, 32), (32, 1)]
 
 
 def test_ids_of_the_bench_are_zipfs(bench):
@@ -146,8 +150,9 @@ def test_ids_of_the_bench_are_zipfs(bench):
     assert len(set(ids.tolist())) == 1000
 
 
-def test_our_side_of_the_bench_trains(bench, data):
-    ours = bench["Ours"](TINY, data)
+@pytest.mark.parametrize("case", [TINY, SIDE_BY_SIDE], ids=["dlrm", "concatenation"])
+def test_our_side_of_the_bench_trains(bench, data, case):
+    ours = bench["Ours"](case, data)
     (group,) = (group for _, group in ours.model.named_groups())
     assert len(group.store) == 3 * 50
     before = {name: p.data.copy() for name, p in ours.model.named_parameters()}
@@ -170,11 +175,12 @@ def test_matmuls_of_the_bench_are_those_of_the_layers(bench):
         np.testing.assert_allclose(dx, np.einsum("bm,mn->bn", wide[2], wide[1]), atol=1e-4)
 
 
-def test_the_peer_answers(bench, data, tmp_path):
+@pytest.mark.parametrize("case", [TINY, SIDE_BY_SIDE, SIDE_BY_SIDE | {"optimizer": "adagrad"}])
+def test_the_peer_answers(bench, data, tmp_path, case):
     if not (bench["PEER_VENV"] / "complete").exists():
         pytest.skip("bench_train.py has not installed the peer")
     np.savez(tmp_path / "data.npz", **data)
-    case = TINY | {"threads": 1, "layers": bench["layer_shapes"](TINY)}
+    case = case | {"threads": 1, "layers": bench["layer_shapes"](case)}
     command = [
         bench["PEER_VENV"] / "bin/python", SCRIPTS / "bench_peer_torch.py",
         tmp_path / "data.npz", json.dumps(case),
