@@ -160,6 +160,22 @@ def keys_of_equal_hash(count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(count, dtype=np.uint32), np.array(ids, np.uint64).view(np.int64)
 
 
+def row_digest(tables, ids, words) -> list[int]:
+    """Two sums over rows of MurmurHash3's finalizer, chained over id, table and pairs of words."""
+    sums = [0, 0]
+    for table, key, row in zip(tables.tolist(), ids.tolist(), words.tolist(), strict=True):
+        pairs = [sum(w << 32 * j for j, w in enumerate(row[i : i + 2])) for i in range(len(row))]
+        for lane, start in enumerate((0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)):
+            h = start + len(row)
+            for x in (key % 2**64, table, *pairs[::2]):
+                h ^= x
+                h = (h ^ h >> 33) * 0xFF51AFD7ED558CCD % 2**64
+                h = (h ^ h >> 33) * 0xC4CEB9FE1A85EC53 % 2**64
+                h ^= h >> 33
+            sums[lane] = (sums[lane] + h) % 2**64
+    return sums
+
+
 # Forward and backward, in float64
 
 
