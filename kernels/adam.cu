@@ -1,7 +1,8 @@
-// What: x = scale * g; m = beta1 m + rest1 x; v = beta2 v + rest2 x^2; w -= rate * m / (sqrt(v) *
-//   inverse_root + eps), on N dense parameters and on U embedding rows [w (DIM), m (DIM), v
-//   (DIM)]; nothing is written where `scale` is NaN. The host computes rest = 1 - beta, rate = lr
-//   / (1 - beta1^t) and inverse_root = (1 - beta2^t)^-1/2 in float64.
+// What: x = scale * g; m = beta1 m + rest1 x; v = beta2 v + rest2 x^2; w -= decay * w + rate * m /
+//   (sqrt(v) * inverse_root + eps), on N dense parameters and on U embedding rows [w (DIM), m
+//   (DIM), v (DIM)]; nothing is written where `scale` is NaN. The host computes rest = 1 - beta,
+//   rate = lr / (1 - beta1^t), inverse_root = (1 - beta2^t)^-1/2 and decay = lr * weight_decay in
+//   float64.
 // Who does what: blocks of 256 threads. Dense: a thread updates 4 consecutive floats, VECTOR at a
 //   time. Rows: a thread updates one of the DIM / VECTOR pieces of a row, consecutive threads
 //   consecutive ones, so that a warp moves whole sectors of w, m, v and g.
@@ -18,7 +19,7 @@
 namespace {
 
 struct Constants {
-    float rate, beta1, rest1, beta2, rest2, inverse_root, eps;
+    float rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay;
     const float* scale;
 };
 
@@ -34,7 +35,8 @@ __device__ __forceinline__ void update(float* w, float* m, float* v, const float
         const float x = gradient.at[i] * factor;
         mean.at[i] = c.beta1 * mean.at[i] + c.rest1 * x;
         square.at[i] = c.beta2 * square.at[i] + c.rest2 * (x * x);
-        weight.at[i] -= c.rate * mean.at[i] / (sqrtf(square.at[i]) * c.inverse_root + c.eps);
+        const float root = sqrtf(square.at[i]) * c.inverse_root;
+        weight.at[i] -= c.decay * weight.at[i] + c.rate * mean.at[i] / (root + c.eps);
     }
     store(w, weight);
     store(m, mean);
@@ -47,19 +49,19 @@ __device__ __forceinline__ void update(float* w, float* m, float* v, const float
 extern "C" __global__ void __launch_bounds__(256)
     adam_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,
               float rate, float beta1, float rest1, float beta2, float rest2, float inverse_root,
-              float eps, const float* scale, int64_t row_count) {
+              float eps, float decay, const float* scale, int64_t row_count) {
     const RowPiece<DIM, VECTOR> piece;
     if (piece.u >= row_count) return;
     float* row = row_at(chunks, k, stride, rows[piece.u]) + piece.column;
     update<VECTOR>(row, row + DIM, row + 2 * DIM, g + piece.number * VECTOR,
-                   {rate, beta1, rest1, beta2, rest2, inverse_root, eps, scale});
+                   {rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay, scale});
 }
 #else
 extern "C" __global__ void __launch_bounds__(256)
     adam_dense(float* w, float* m, float* v, const float* g, float rate, float beta1, float rest1,
-               float beta2, float rest2, float inverse_root, float eps, const float* scale,
-               int64_t n) {
-    const Constants c{rate, beta1, rest1, beta2, rest2, inverse_root, eps, scale};
+               float beta2, float rest2, float inverse_root, float eps, float decay,
+               const float* scale, int64_t n) {
+    const Constants c{rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay, scale};
     const int64_t i = thread_number() * 4;
     if (i + 4 <= n) {
 #pragma unroll

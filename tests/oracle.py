@@ -266,8 +266,10 @@ def adagrad(w, s, g, *, lr, eps, scale=1.0) -> None:
     w -= lr * g / (np.sqrt(s) + eps)
 
 
-def adam(w, m, v, g, *, lr, beta1, beta2, eps, t, scale=1.0) -> None:
-    """Algorithm 1 of Kingma and Ba 2015, with the bias corrections written out."""
+def adam(w, m, v, g, *, lr, beta1, beta2, eps, t, weight_decay=0.0, scale=1.0) -> None:
+    """Algorithm 1 of Kingma and Ba 2015, with the bias corrections written out; before the step
+    the decay of Algorithm 2 of Loshchilov and Hutter 2019, with the schedule in lr."""
+    w *= 1 - lr * weight_decay
     g = scale * np.float64(g)
     m[:] = beta1 * m + (1 - beta1) * g
     v[:] = beta2 * v + (1 - beta2) * g**2

@@ -7,11 +7,13 @@ from cupyrec.ops.adam import adam_dense, adam_rows
 
 f32 = np.float32
 OPTIONS = dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, scale=0.7)
+every_decay = pytest.mark.parametrize("decay", [0.0, 0.3])
 
 
-def naive_adam(w, m, v, g, t):
+def naive_adam(w, m, v, g, t, decay):
     """PyTorch's way in float32: scalars in Python, one rounding an operation."""
     g = f32(OPTIONS["scale"]) * g
+    w *= f32(1 - OPTIONS["lr"] * decay)
     beta1, beta2 = OPTIONS["beta1"], OPTIONS["beta2"]
     m *= f32(beta1)
     m += f32(1 - beta1) * g
@@ -38,22 +40,24 @@ def test_dense_is_exact_where_all_roots_are(n):
     )
 
 
-def test_dense_over_50_steps():
+@every_decay
+def test_dense_over_50_steps(decay):
     w = oracle.normals(1025)
     got = w, np.zeros_like(w), np.zeros_like(w)
     naive = [a.copy() for a in got]
     truth = [np.float64(a) for a in got]
     for t in range(1, 51):
         g = oracle.normals(1025, seed=t)
-        adam_dense(*got, g, t=t, **OPTIONS)
-        naive_adam(*naive, g, t)
-        oracle.adam(*truth, g, t=t, **OPTIONS)
+        adam_dense(*got, g, t=t, weight_decay=decay, **OPTIONS)
+        naive_adam(*naive, g, t, decay)
+        oracle.adam(*truth, g, t=t, weight_decay=decay, **OPTIONS)
     for a, b, c in zip(got, naive, truth, strict=True):
         oracle.check_error(a, b, c)
 
 
+@every_decay
 @pytest.mark.parametrize("width", [1, 3, 10, 130])
-def test_rows_over_50_steps(width):
+def test_rows_over_50_steps(width, decay):
     """Lazy: rows come and go, t counts all steps, and a row that is away keeps its bytes."""
     n, stride = 20, (3 * width + 3) // 4 * 4
     start = np.zeros((n, stride), f32)
@@ -70,13 +74,13 @@ def test_rows_over_50_steps(width):
         touched = generator.permutation(n - 1)[: generator.integers(1, n)]
         g = oracle.normals((len(touched), width), seed=t)
         before = unchunked(chunks, n)
-        adam_rows(memory, touched, g, t=t, **OPTIONS)
+        adam_rows(memory, touched, g, t=t, weight_decay=decay, **OPTIONS)
         after = unchunked(chunks, n)
         others = np.setdiff1d(np.arange(n), touched)
         assert after[others].tobytes() == before[others].tobytes()
         for u, row in enumerate(touched):
-            naive_adam(*parts(naive[row]), g[u], t)
-            oracle.adam(*parts(truth[row]), g[u], t=t, **OPTIONS)
+            naive_adam(*parts(naive[row]), g[u], t, decay)
+            oracle.adam(*parts(truth[row]), g[u], t=t, weight_decay=decay, **OPTIONS)
     after = unchunked(chunks, n)
     for part in range(3):
         columns = slice(part * width, (part + 1) * width)
@@ -92,6 +96,15 @@ def test_dense_and_rows_are_one_formula():
     adam_dense(*parts, g.ravel(), t=3, **OPTIONS)
     for i, part in enumerate(parts):
         np.testing.assert_array_equal(unchunked(chunks, 17)[:, 4 * i : 4 * i + 4].ravel(), part)
+
+
+def test_decay_is_a_part_of_the_weight_whatever_the_gradient():
+    w, none = f32([4, -8, 0]), np.zeros(3, f32)
+    options = dict(beta1=0.5, beta2=0.5, eps=1e-8, t=1, weight_decay=0.5)
+    adam_dense(w, none.copy(), none.copy(), none, lr=0.25, **options)
+    np.testing.assert_array_equal(w, f32([3.5, -7, 0]))
+    adam_dense(w, none.copy(), none.copy(), f32([1, -9, 0]), lr=1.0, **options)
+    np.testing.assert_array_equal(w, f32([0.75, -2.5, 0]))
 
 
 @pytest.mark.parametrize("t", [1, 2, 1000, 10**6, 10**12])

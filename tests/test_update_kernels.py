@@ -24,9 +24,10 @@ def naive_adagrad(w, s, g, *, lr, eps, scale):
     w -= f32(lr) * g / (np.sqrt(s) + f32(eps))
 
 
-def naive_adam(w, m, v, g, *, lr, beta1, beta2, eps, t, scale):
+def naive_adam(w, m, v, g, *, lr, beta1, beta2, eps, t, weight_decay, scale):
     """PyTorch's way in float32: scalars in Python, one rounding an operation."""
     g = f32(scale) * g
+    w *= f32(1 - lr * weight_decay)
     m *= f32(beta1)
     m += f32(1 - beta1) * g
     v *= f32(beta2)
@@ -52,7 +53,7 @@ class Rule:
         return self.usual | ({"t": t} if self.name == "adam" else {})
 
 
-ADAM_EXACT = dict(lr=2.0, beta1=0.5, beta2=0.75, eps=0.0, t=1, scale=0.5)
+ADAM_EXACT = dict(lr=2.0, beta1=0.5, beta2=0.75, eps=0.0, t=1, weight_decay=0.25, scale=0.5)
 RULES = [
     Rule(
         "sgd", sgd.sgd_dense, sgd.sgd_rows, oracle.sgd, naive_sgd, 1,
@@ -64,7 +65,8 @@ RULES = [
     ),
     Rule(
         "adam", adam.adam_dense, adam.adam_rows, oracle.adam, naive_adam, 3,
-        ADAM_EXACT, dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, scale=0.7),
+        ADAM_EXACT,
+        dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.3, scale=0.7),
     ),
 ]  # fmt: skip
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

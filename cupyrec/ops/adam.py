@@ -3,6 +3,7 @@
     g = scale * g                               scale: the clipping factor
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g^2
+    w -= lr * weight_decay * w                  AdamW (Loshchilov and Hutter 2019)
     w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
 A row is [w (D), m (D), v (D)]. Lazy: only the rows of the batch move, t counts all steps.
@@ -26,12 +27,12 @@ _ELEMENTS, _ROWS = 65536, 512  # a block
 
 @cpu.exact_loop
 def _update(w, m, v, g, constants):
-    rate, beta1, rest1, beta2, rest2, inverse_root, eps, scale = constants
+    rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay, scale = constants
     for i in range(g.size):
         x = g[i] * scale
         m[i] = beta1 * m[i] + rest1 * x
         v[i] = beta2 * v[i] + rest2 * (x * x)
-        w[i] -= rate * m[i] / (np.sqrt(v[i]) * inverse_root + eps)
+        w[i] -= decay * w[i] + rate * m[i] / (np.sqrt(v[i]) * inverse_root + eps)
 
 
 @cpu.exact_loop
@@ -42,20 +43,24 @@ def _update_rows(memory, rows, g, constants):
         _update(row[:n], row[n : 2 * n], row[2 * n : 3 * n], g[u], constants)
 
 
-_CONSTANTS = "float rate, float beta1, float rest1, float beta2, float rest2, float inverse_root"
+_CONSTANTS = (
+    "float rate, float beta1, float rest1, float beta2, float rest2, float inverse_root, float eps,"
+    " float decay"
+)
 _dense = Kernel(
     "adam.cu", "adam_dense",
-    f"float* w, float* m, float* v, const float* g, {_CONSTANTS}, float eps, const float* scale,"
-    " int64_t n",
+    f"float* w, float* m, float* v, const float* g, {_CONSTANTS}, const float* scale, int64_t n",
     lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
 )  # fmt: skip
-_rows = row_kernel("adam.cu", "adam_rows", f"{_CONSTANTS}, float eps")
+_rows = row_kernel("adam.cu", "adam_rows", _CONSTANTS)
 
 
-def _constants(lr: float, beta1: float, beta2: float, eps: float, t: int) -> tuple:
+def _constants(
+    lr: float, beta1: float, beta2: float, eps: float, t: int, weight_decay: float
+) -> tuple:
     """What loops and kernels take. 1 - beta is rounded once; 1 - float32(.999) is off by 1e-5."""
     rate, inverse_root = lr / (1 - beta1**t), (1 - beta2**t) ** -0.5
-    constants = (rate, beta1, 1 - beta1, beta2, 1 - beta2, inverse_root, eps)
+    constants = (rate, beta1, 1 - beta1, beta2, 1 - beta2, inverse_root, eps, lr * weight_decay)
     return tuple(np.float32(c) for c in constants)
 
 
@@ -70,6 +75,7 @@ def adam_dense(
     beta2: float,
     eps: float,
     t: int,
+    weight_decay: float = 0.0,
     scale: Any = 1.0,
 ) -> None:
     """Update dense parameters and their state in place.
@@ -81,6 +87,8 @@ def adam_dense(
     lr, beta1, beta2, eps : float
     t : int
         Number of this step, from 1.
+    weight_decay : float
+        Decoupled from the gradient.
     scale : float, or (1,) array of float32 on the device of `w`
         Where it is NaN, nothing is updated.
 
@@ -99,7 +107,7 @@ def adam_dense(
     """
     errors.vectors("adam_dense", w=w, m=m, v=v, g=g)
     xp = arrays.namespace("adam_dense", w, m, v, g)
-    c = _constants(lr, beta1, beta2, eps, t)
+    c = _constants(lr, beta1, beta2, eps, t, weight_decay)
     if xp is not np:
         g = xp.ascontiguousarray(g)
         macros = {"VECTOR": vector_width(4, w, m, v, g)}
@@ -119,6 +127,7 @@ def adam_rows(
     beta2: float,
     eps: float,
     t: int,
+    weight_decay: float = 0.0,
     scale: Any = 1.0,
 ) -> None:
     """Update embedding rows and their state in place.
@@ -132,6 +141,8 @@ def adam_rows(
     lr, beta1, beta2, eps : float
     t : int
         Number of this step, from 1.
+    weight_decay : float
+        Decoupled from the gradient; rows that are not in the batch don't decay.
     scale : float, or (1,) array of float32 on the device of `g`
         Where it is NaN, nothing is updated.
 
@@ -151,7 +162,7 @@ def adam_rows(
     """
     check_rows("adam_rows", memory, rows, g, parts=3)
     xp = arrays.namespace("adam_rows", memory.chunks, rows, g)
-    c = _constants(lr, beta1, beta2, eps, t)
+    c = _constants(lr, beta1, beta2, eps, t, weight_decay)
     if xp is not np:
         update_rows(xp, _rows, memory, rows, g, *c, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
