@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 import kernel_figures as figures
 import numpy as np
-from kernel_cases import CASES, FULL_BATCH, Work
+from kernel_cases import CASES
+from kernel_inputs import FULL_BATCH, Work
 
 from cupyrec import arrays, nvrtc
 from cupyrec.kernel import Kernel

@@ -7,7 +7,6 @@ here, and where array functions can do the same, one in kernel_naive.py.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from types import ModuleType
@@ -15,6 +14,17 @@ from typing import Any
 
 import kernel_naive as naive
 import numpy as np
+from kernel_inputs import (
+    FEATURES,
+    FULL_BATCH,
+    TABLES,
+    Rows,
+    Work,
+    batch_keys,
+    floats,
+    normals,
+    zipf_keys,
+)
 
 from cupyrec.autograd import Tensor
 from cupyrec.ops import (
@@ -34,45 +44,9 @@ from cupyrec.ops import (
     unique_keys,
 )
 
-TABLES, FEATURES = 26, 27
-IDS, ZIPF = 100_000, 1.2  # of a table
 PARAMETERS = 2_369_921  # of DLRM's MLPs, 512-256-128 and 1024-1024-512-256-1
-FULL_BATCH = 65_536
-CHUNK = 12  # rows lie in chunks of 2^12
 
 CASES: dict[str, tuple[Callable[..., Work], tuple[int, ...]]] = {}
-
-
-@dataclasses.dataclass
-class Work:
-    """One call of an op, and what it has to move.
-
-    Attributes
-    ----------
-    call : callable
-        Runs the op; returns the arrays that it made or changed.
-    ideal : int
-        Bytes.
-    shape : str
-    full : dict
-        Sizes of the launch at a batch of 65,536 that do not grow with the batch.
-    keys : int
-        Keys looked up, where sectors a key are of interest.
-    before : callable, optional
-        Undoes a call, so that the next one has the same to do.
-    naive : callable, optional
-        The same by the array module's own functions; returns as much.
-    dtype : str
-    """
-
-    call: Callable[[], tuple]
-    ideal: int
-    shape: str
-    full: dict[str, int] = dataclasses.field(default_factory=dict)
-    keys: int = 0
-    naive: Callable[[], tuple] | None = None
-    before: Callable[[], Any] = lambda: None
-    dtype: str = "float32"
 
 
 def case(name: str, *widths: int) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
@@ -83,56 +57,6 @@ def case(name: str, *widths: int) -> Callable[[Callable[..., Work]], Callable[..
         return make
 
     return enter
-
-
-# Inputs
-
-
-@functools.cache
-def _normals() -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((1 << 20) + 7, np.float32)
-
-
-def floats(xp: ModuleType, *shape: int) -> Any:
-    """Normal values, which repeat in large arrays: drawing them would take longer than the rest."""
-    return xp.asarray(np.resize(_normals(), shape))
-
-
-@functools.cache
-def zipf_keys(batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys of a batch: the k-th most frequent id of a table occurs in proportion to k^-1.2."""
-    rng = np.random.default_rng(1)
-    cumulative = np.cumsum(np.arange(1, IDS + 1) ** -ZIPF)
-    ranks = np.searchsorted(cumulative, rng.random((batch, TABLES)) * cumulative[-1])
-    ids = (ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
-    tables = np.broadcast_to(np.arange(TABLES, dtype=np.uint32), ids.shape)
-    return np.ascontiguousarray(tables).reshape(-1), ids.reshape(-1)
-
-
-@functools.cache
-def _keys(batch: int) -> unique_keys.UniqueKeys:
-    return unique_keys.unique_keys(*zipf_keys(batch))
-
-
-class Rows:
-    """Twice `count` rows, half of them, in no order, in the batch."""
-
-    def __init__(self, xp: ModuleType, count: int, width: int, parts: int) -> None:
-        self.stride = -(-width * parts // 4) * 4
-        held = -(-2 * count >> CHUNK)
-        self.flat = abs(floats(xp, held << CHUNK, self.stride))  # the chunks, side by side
-        addresses = np.arange(held, dtype=np.uint64) * np.uint64(4 * self.stride << CHUNK)
-        chunks = xp.asarray(addresses + np.uint64(address(self.flat)))
-        self.memory = embedding_rows.RowMemory(chunks, CHUNK, self.stride)
-        rows = np.random.default_rng(2).permutation(2 * count)[:count]
-        self.rows = xp.asarray(rows.astype(np.int64))
-        self.addresses = chunks.nbytes
-
-
-def address(array: Any) -> int:
-    if isinstance(array, np.ndarray):
-        return array.ctypes.data
-    return array.__cuda_array_interface__["data"][0]
 
 
 # Optimizers
@@ -198,7 +122,7 @@ for _name, _states, _on_vectors, _on_rows, _plain, _constants in OPTIMIZERS:
 
 @case("gather_rows", 128, 16)
 def _gather_rows(xp: ModuleType, batch: int, width: int) -> Work:
-    keys = _keys(batch)
+    keys = batch_keys(batch)
     u, n = len(keys.ids), len(keys.inverse)
     held = Rows(xp, u, width, 2)
     inverse, unseen = xp.asarray(keys.inverse), xp.empty((0, width), np.float32)
@@ -232,7 +156,7 @@ def _write_rows(xp: ModuleType, batch: int, width: int) -> Work:
 
 @case("initial_vectors", 128, 16)
 def _uniform_vectors(xp: ModuleType, batch: int, width: int) -> Work:
-    keys = _keys(batch)
+    keys = batch_keys(batch)
     tables, ids = xp.asarray(keys.tables), xp.asarray(keys.ids)
 
     def call() -> tuple:
@@ -246,7 +170,7 @@ def _uniform_vectors(xp: ModuleType, batch: int, width: int) -> Work:
 
 @case("segment_sum", 128, 16)
 def _segment_sums(xp: ModuleType, batch: int, width: int) -> Work:
-    keys = _keys(batch)
+    keys = batch_keys(batch)
     u, n = len(keys.ids), len(keys.inverse)
     x = floats(xp, n, width)
     offsets, positions = xp.asarray(keys.offsets), xp.asarray(keys.positions)
@@ -282,7 +206,7 @@ def _int8_decode(xp: ModuleType, batch: int, width: int) -> Work:
 @case("unique_keys")
 def _unique(xp: ModuleType, batch: int, width: int) -> Work:
     tables, ids = map(xp.asarray, zipf_keys(batch))
-    u, n = len(_keys(batch).ids), len(ids)
+    u, n = len(batch_keys(batch).ids), len(ids)
     ideal = 12 * n + 12 * u + 16 * n + 8 * (u + 1)
     return Work(
         lambda: tuple(unique_keys.unique_keys(tables, ids)),
@@ -295,7 +219,7 @@ class _Table:
     """A hash table with half of its slots taken, and a sixteenth as many keys to look up."""
 
     def __init__(self, xp: ModuleType, batch: int, new: int) -> None:
-        count = len(_keys(batch).ids)
+        count = len(batch_keys(batch).ids)
         size = max(1 << 13, 1 << (16 * count - 1).bit_length())
         rng = np.random.default_rng(3)
         ids = rng.integers(-(2**63), 2**63 - 1, size)
@@ -396,7 +320,7 @@ def _relu_dropout_backward(xp: ModuleType, batch: int, width: int) -> Work:
 def _logits(xp: ModuleType, batch: int) -> tuple[Any, Any, str]:
     n = FULL_BATCH if batch > 16 else 1024 * batch  # one number a sample: few would be nothing
     z = floats(xp, n, 1)
-    return z, xp.asarray((np.resize(_normals(), (n, 1)) > 0.7).astype(np.float32)), f"B={n}"
+    return z, xp.asarray((np.resize(normals(), (n, 1)) > 0.7).astype(np.float32)), f"B={n}"
 
 
 @case("bce_forward")

@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 import bench_kernels
 import kernel_cases
 import kernel_figures as figures
+import kernel_inputs
 
 FIELDS = {
     "kernel": str, "shape": str, "dtype": str, "bytes_ratio": float, "sectors_per_request": float,
@@ -155,7 +156,7 @@ def test_geometry_at_full_batch():
 
 
 def test_keys_are_zipfs():
-    tables, ids = kernel_cases.zipf_keys(2000)
+    tables, ids = kernel_inputs.zipf_keys(2000)
     assert (tables.dtype, ids.dtype, len(ids)) == (np.uint32, np.int64, 2000 * 26)
     _, counts = np.unique(np.stack([tables.astype(np.int64), ids]), axis=1, return_counts=True)
     weights = np.arange(1, 100_001) ** -1.2
