@@ -20,6 +20,7 @@ from kernel_inputs import (
     TABLES,
     Rows,
     Work,
+    bag_offsets,
     batch_keys,
     floats,
     normals,
@@ -180,6 +181,23 @@ def _segment_sums(xp: ModuleType, batch: int, width: int) -> Work:
         lambda: (segment_sum.segment_sum(x, offsets, positions),),
         ideal, f"N={n} U={u} D={width}",
         naive=lambda: (naive.segment_sum(xp, x, inverse, u),),
+    )  # fmt: skip
+
+
+@case("segment_sum_bags", 128, 16)
+def _segment_sum_bags(xp: ModuleType, batch: int, width: int) -> Work:
+    """The gradient of bags is shared by their values, each of which has a weight."""
+    keys, cuts = batch_keys(batch), bag_offsets(batch)
+    u, n, m = len(keys.ids), len(keys.inverse), len(cuts) - 1
+    x, weights = floats(xp, m, width), floats(xp, n)
+    index = xp.asarray(np.repeat(np.arange(m), np.diff(cuts)))
+    offsets, positions = xp.asarray(keys.offsets), xp.asarray(keys.positions)
+    inverse = xp.asarray(keys.inverse)
+    ideal = 20 * n + 8 * (u + 1) + 4 * width * (m + u)
+    return Work(
+        lambda: (segment_sum.segment_sum(x, offsets, positions, index=index, weights=weights),),
+        ideal, f"N={n} U={u} D={width}",
+        naive=lambda: (naive.segment_sum(xp, weights[:, None] * x[index], inverse, u),),
     )  # fmt: skip
 
 

@@ -76,6 +76,14 @@ def batch_keys(batch: int) -> unique_keys.UniqueKeys:
     return unique_keys.unique_keys(*zipf_keys(batch))
 
 
+@functools.cache
+def bag_offsets(batch: int) -> np.ndarray:
+    """The keys of a batch in bags of 1 to 8."""
+    n = len(batch_keys(batch).inverse)
+    ends = np.cumsum(np.random.default_rng(4).integers(1, 9, n))
+    return np.concatenate([[0], ends[ends < n], [n]])
+
+
 class Rows:
     """Twice `count` rows, half of them, in no order, in the batch."""
 

@@ -245,11 +245,12 @@ def bce_with_logits(logits, labels, total: int) -> tuple[float, np.ndarray]:
     return loss / max(1, total), np.reshape(gradient, np.shape(logits))
 
 
-def segment_sum(x, offsets, positions) -> np.ndarray:
+def segment_sum(x, offsets, positions, index=None, weights=None) -> np.ndarray:
     out = np.zeros((len(offsets) - 1, x.shape[1]))
     for u in range(len(out)):
         for i in positions[offsets[u] : offsets[u + 1]]:
-            out[u] += x[i]
+            row = np.float64(x[i if index is None else index[i]])
+            out[u] += row if weights is None else np.float64(weights[i]) * row
     return out
 
 

@@ -351,7 +351,7 @@ NEAR_IDEAL = {
     "dot_interaction_forward", "dot_interaction_backward", "relu_dropout_forward",
     "relu_dropout_backward", "bce_forward", "bce_backward",
 }  # fmt: skip
-ROW_WISE = {"sgd_rows", "adagrad_rows", "adam_rows", "segment_sum"}
+ROW_WISE = {"sgd_rows", "adagrad_rows", "adam_rows", "segment_sum", "segment_sum_bags"}
 SMALL = {"clip_scale", "bce_forward", "bce_backward"}  # a batch of 65,536 doesn't fill a GPU
 NO_STREAM = SMALL | {
     "initial_vectors",  # 12 bytes a vector are read; Philox bounds it

@@ -83,6 +83,8 @@ def rows_of(width, shift):
     embedding_rows.write_rows(memory, 0, x)
     embedding_rows.gather_rows(memory, keys, keys, floats(0, width), x)
     segment_sum.segment_sum(x, keys, keys)
+    segment_sum.segment_sum(x, keys, keys, index=keys)
+    segment_sum.segment_sum(x, keys, keys, index=keys, weights=floats(2))
     int8_codec.int8_encode(x)
     int8_codec.int8_decode(codes, floats(2), out=x)
     initial_vectors.uniform_vectors(floats(2, dtype=np.uint32), keys, width, 0, 0.0, 1.0)

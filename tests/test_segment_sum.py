@@ -37,6 +37,48 @@ def test_error(width):
     oracle.check_error(segment_sum(x, offsets, positions), naive, truth)
 
 
+def shared(values, rows, width, draw=oracle.normals):
+    """(x, offsets, positions, index, weights) of values that share rows; a third has no position.
+
+    More values than rows, so that one mistaken for the other is seen.
+    """
+    x, weights = draw((rows, width)), draw(values, seed=1)
+    index = np.random.default_rng(2).integers(rows, size=values)
+    offsets, positions = segments(values - values // 3, 20)
+    chosen = np.sort(np.random.default_rng(3).permutation(values)[: len(positions)])
+    return x, offsets, chosen[positions], index, weights
+
+
+def small(shape, seed=0):
+    return oracle.integers(shape, -9, 9, seed=seed)
+
+
+@pytest.mark.parametrize("given", [{"index"}, {"weights"}, {"index", "weights"}], ids="+".join)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 3), (17, 5, 1), (127, 50, 16), (1025, 40, 130)], ids=str
+)  # fmt: skip
+def test_values_that_share_rows(shape, given):
+    values, rows, width = shape
+    x, offsets, positions, index, weights = shared(values, rows, width, small)
+    if "index" not in given:
+        x = small((values, width))
+    more = {
+        name: array for name, array in dict(index=index, weights=weights).items() if name in given
+    }
+    got = segment_sum(x, offsets, positions, **more)
+    oracle.check_exact(got, oracle.segment_sum(x, offsets, positions, **more))
+
+
+def test_error_with_weights():
+    x, offsets, positions, index, weights = shared(1025, 30, 16)
+    naive = np.zeros((len(offsets) - 1, 16), np.float32)
+    terms = weights[positions, None] * x[index[positions]]
+    np.add.at(naive, np.repeat(np.arange(len(naive)), np.diff(offsets)), terms)
+    truth = oracle.segment_sum(x, offsets, positions, index, weights)
+    got = segment_sum(x, offsets, positions, index=index, weights=weights)
+    oracle.check_error(got, naive, truth)
+
+
 def test_adds_in_the_order_of_positions():
     x = np.array([[1e8], [1], [-1e8], [1]], np.float32)
     offsets = np.array([0, 4])
@@ -69,6 +111,9 @@ def test_same_bits():
     x = oracle.normals((10_000, 16))
     offsets, positions = segments(10_000, 3000)
     oracle.check_same_bits(lambda: [segment_sum(x, offsets, positions)])
+    x, offsets, positions, index, weights = shared(10_000, 300, 16)
+    more = dict(index=index, weights=weights)
+    oracle.check_same_bits(lambda: [segment_sum(x, offsets, positions, **more)])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +123,7 @@ def test_same_bits():
         (np.zeros(2, np.float32), np.arange(2), ValueError,
          "'x' must have axes (N, D), got shape (2,)."),
         (np.zeros((2, 3), np.float32), np.arange(3), ValueError,
-         "'positions' must have N = 2 like 'x', got shape (3,)."),
+         "'positions' must be at most 2, one a value, got shape (3,)."),
         (None, np.arange(3), TypeError,
          "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got NoneType."),
     ],
@@ -86,6 +131,24 @@ def test_same_bits():
 def test_refuses(x, positions, error, text):
     with pytest.raises(error, match=oracle.sentence(f"segment_sum: {text}")):
         segment_sum(x, np.array([0, 2]), positions)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "text"),
+    [
+        (dict(index=np.zeros(2, np.int32)), TypeError, "'index' must be int64, got int32."),
+        (dict(weights=np.ones(2)), TypeError, "'weights' must be float32, got float64."),
+        (dict(index=np.arange(3), weights=np.ones(2, np.float32)), ValueError,
+         "'weights' must have values = 3 like 'index', got shape (2,)."),
+        (dict(index=np.arange(1)), ValueError,
+         "'positions' must be at most 1, one a value, got shape (2,)."),
+        (dict(weights=[1.0]), TypeError,
+         "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got list."),
+    ],
+)  # fmt: skip
+def test_refuses_more(more, error, text):
+    with pytest.raises(error, match=oracle.sentence(f"segment_sum: {text}")):
+        segment_sum(np.zeros((2, 3), np.float32), np.array([0, 2]), np.arange(2), **more)
 
 
 @pytest.mark.parametrize("name", ["offsets", "positions"])

@@ -3,7 +3,7 @@
 import numpy as np
 import oracle
 import pytest
-from test_segment_sum import segments
+from test_segment_sum import segments, shared, small
 
 from cupyrec import arrays
 from cupyrec.ops.segment_sum import segment_sum
@@ -14,8 +14,10 @@ SHAPES = oracle.covering(
 SHAPES = [shape for shape in SHAPES if shape[0] * shape[1] <= 140_000]
 
 
-def device_sum(xp, *given):
-    return segment_sum(*(arrays.copy_to(xp, a) for a in given))
+def device_sum(xp, x, offsets, positions, index=None, weights=None):
+    there = [a if a is None else arrays.copy_to(xp, a) for a in (index, weights)]
+    given = (arrays.copy_to(xp, a) for a in (x, offsets, positions))
+    return segment_sum(*given, index=there[0], weights=there[1])
 
 
 def sums(xp, *given):
@@ -56,6 +58,20 @@ def test_error(xp, width):
     oracle.check_error(sums(xp, x, offsets, positions), naive, truth)
 
 
+@pytest.mark.parametrize("shape", [(17, 5, 1), (700, 50, 16), (1025, 40, 130)], ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_values_that_share_rows(xp, shape, weighted):
+    *given, weights = shared(*shape, small)
+    given.append(weights if weighted else None)
+    oracle.check_exact(sums(xp, *given), oracle.segment_sum(*given))
+
+
+def test_weights_alone(xp):
+    weights, (offsets, positions) = small(700), segments(700, 40)
+    given = small((700, 3), seed=1), offsets, positions, None, weights
+    oracle.check_exact(sums(xp, *given), oracle.segment_sum(*given))
+
+
 def test_a_segment_of_one_keeps_its_bits(xp):
     x = np.array([[-0.0, np.inf, 1e-45, -3.0]] * 70, np.float32)
     assert sums(xp, x, np.arange(71), np.arange(70)).tobytes() == x.tobytes()
@@ -84,6 +100,8 @@ def test_thread_order(xp):
     x = oracle.normals((2000, 10))
     offsets, positions = segments(2000, 300)
     oracle.check_thread_order(xp, lambda: [device_sum(xp, x, offsets, positions)])
+    given = shared(1500, 100, 10)
+    oracle.check_thread_order(xp, lambda: [device_sum(xp, *given)])
 
 
 def test_refuses(xp):

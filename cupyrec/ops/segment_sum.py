@@ -1,8 +1,9 @@
 """Sum of the gradient rows of each unique key. N rows, U unique keys, D width.
 
-out[u] = sum over i in positions[offsets[u] : offsets[u + 1]] of x[i]
+    out[u] = sum over i in positions[offsets[u] : offsets[u + 1]] of x[i]
 
-The CPU adds up in that order, devices by a tree over chunks of 32 positions.
+or of weights[i] * x[index[i]], where values share rows of x. The CPU adds up in that order, devices
+by a tree over chunks of 32 positions.
 """
 
 from __future__ import annotations
@@ -21,24 +22,27 @@ _CHUNK = 32  # rows
 
 
 @cpu.exact_loop
-def _segment_sum_cpu(x, offsets, positions, out):
+def _segment_sum_cpu(x, offsets, positions, index, weights, out):
     """One block of segments."""
     width = out.shape[1]
     for u in range(out.shape[0]):
-        first = positions[offsets[u]]
-        for d in range(width):
-            out[u, d] = x[first, d]
-        for at in range(offsets[u] + 1, offsets[u + 1]):
+        for at in range(offsets[u], offsets[u + 1]):
             i = positions[at]
-            for d in range(width):
-                out[u, d] += x[i, d]
+            row = x[i] if index is None else x[index[i]]
+            weight = np.float32(1) if weights is None else weights[i]
+            if at == offsets[u]:
+                for d in range(width):
+                    out[u, d] = weight * row[d]
+            else:
+                for d in range(width):
+                    out[u, d] += weight * row[d]
 
 
 _sum = Kernel(
     "segment_sum.cu", "segment_sum",
-    "const float* x, const int64_t* offsets, const int64_t* positions, float* heads,"
-    " int64_t* owners, float* out, int64_t segments, int64_t n",
-    lambda N, lanes: Geometry(blocks(N, _CHUNK * 256 // lanes), 256),
+    "const float* x, const int64_t* offsets, const int64_t* positions, const int64_t* index,"
+    " const float* weights, float* heads, int64_t* owners, float* out, int64_t segments, int64_t n",
+    lambda N, lanes: Geometry(blocks(N, _CHUNK * 256 // lanes), 256), optional="index weights",
 )  # fmt: skip
 _combine = Kernel(
     "segment_sum.cu",
@@ -48,12 +52,15 @@ _combine = Kernel(
 )
 
 
-def _segment_sum_device(xp: Any, x: Any, offsets: Any, positions: Any, out: Any) -> None:
-    rows, width = x.shape
+def _segment_sum_device(
+    xp: Any, x: Any, offsets: Any, positions: Any, index: Any, weights: Any, out: Any
+) -> None:
+    width, rows = x.shape[1], len(positions)
     vector = vector_width(width, x, out)
     lanes = min(32, max(4, 1 << (width // vector - 1).bit_length()))
-    macros = {"DIM": width, "VECTOR": vector, "LANES": lanes}
-    launch, below = _sum, (x, offsets, positions)
+    plain = {"DIM": width, "VECTOR": vector, "LANES": lanes, "INDEXED": 0, "WEIGHTED": 0}
+    macros = plain | {"INDEXED": int(index is not None), "WEIGHTED": int(weights is not None)}
+    launch, below = _sum, (x, offsets, positions, index, weights)
     sizes: tuple[int, ...] = (len(out), rows)
     while True:
         chunks = blocks(rows, _CHUNK)
@@ -62,17 +69,24 @@ def _segment_sum_device(xp: Any, x: Any, offsets: Any, positions: Any, out: Any)
         if chunks <= 1:
             return
         rows, launch, below, sizes = chunks, _combine, (heads, owners), (chunks,)
+        macros = plain
 
 
-def segment_sum(x: Any, offsets: Any, positions: Any) -> Any:
+def segment_sum(
+    x: Any, offsets: Any, positions: Any, *, index: Any = None, weights: Any = None
+) -> Any:
     """Return the sum of each segment, added up in a fixed order.
 
     Parameters
     ----------
     x : (N, D) array of float32
     offsets : (U + 1,) array of int64
-        Ascending from 0 to N, no segment empty, as `unique_keys` returns them.
-    positions : (N,) array of int64
+        Ascending from 0 to P, no segment empty, as `unique_keys` returns them.
+    positions : (P,) array of int64
+    index : (number of values,) array of int64, optional
+        The row of `x` that a position stands for; by default each for its own.
+    weights : (number of values,) array of float32, optional
+        The factor of each position.
 
     Returns
     -------
@@ -81,7 +95,7 @@ def segment_sum(x: Any, offsets: Any, positions: Any) -> Any:
     Raises
     ------
     ValueError, TypeError
-        Shapes or dtypes that don't agree, D = 0.
+        Shapes or dtypes that don't agree, D = 0. Positions are not checked.
 
     Examples
     --------
@@ -89,23 +103,44 @@ def segment_sum(x: Any, offsets: Any, positions: Any) -> Any:
     >>> segment_sum(x, np.array([0, 2, 3]), np.array([0, 2, 1]))
     array([[5.],
            [2.]], dtype=float32)
+    >>> segment_sum(x, np.array([0, 2, 3]), np.array([0, 2, 1]), index=np.array([2, 0, 2]))
+    array([[8.],
+           [1.]], dtype=float32)
     """
-    xp = arrays.namespace("segment_sum", x, offsets, positions)
-    errors.dtype("segment_sum", "x", x, np.float32)
-    errors.dtype("segment_sum", "offsets", offsets, np.int64)
-    errors.dtype("segment_sum", "positions", positions, np.int64)
-    errors.axes("segment_sum", x=(x, "N D"), positions=(positions, "N"), offsets=(offsets, "U"))
-    errors.columns("segment_sum", "x", x)
-    x = xp.ascontiguousarray(x)
+    given = [array for array in (index, weights) if array is not None]
+    xp = arrays.namespace("segment_sum", x, offsets, positions, *given)
+    _check(x, offsets, positions, index, weights)
+    x, offsets, positions = map(xp.ascontiguousarray, (x, offsets, positions))
+    index, weights = (a if a is None else xp.ascontiguousarray(a) for a in (index, weights))
     if xp is not np:
         out = xp.empty((len(offsets) - 1, x.shape[1]), x.dtype)
-        offsets, positions = xp.ascontiguousarray(offsets), xp.ascontiguousarray(positions)
-        _segment_sum_device(xp, x, offsets, positions, out)
+        _segment_sum_device(xp, x, offsets, positions, index, weights, out)
         return out
     out = arrays.empty((len(offsets) - 1, x.shape[1]), x.dtype)
 
     def block(i: int, j: int) -> None:
-        _segment_sum_cpu(x, offsets[i : j + 1], positions, out[i:j])
+        _segment_sum_cpu(x, offsets[i : j + 1], positions, index, weights, out[i:j])
 
     cpu.parallel(block, len(out), _SEGMENTS)
     return out
+
+
+def _check(x: Any, offsets: Any, positions: Any, index: Any, weights: Any) -> None:
+    errors.dtype("segment_sum", "x", x, np.float32)
+    errors.dtype("segment_sum", "offsets", offsets, np.int64)
+    errors.dtype("segment_sum", "positions", positions, np.int64)
+    errors.axes("segment_sum", x=(x, "N D"), positions=(positions, "P"), offsets=(offsets, "U"))
+    errors.columns("segment_sum", "x", x)
+    values = {}
+    if index is not None:
+        errors.dtype("segment_sum", "index", index, np.int64)
+        values["index"] = index, "values"
+    if weights is not None:
+        errors.dtype("segment_sum", "weights", weights, np.float32)
+        values["weights"] = weights, "values"
+    (count,) = errors.axes("segment_sum", **values) or (len(x),)
+    if len(positions) > count:
+        raise ValueError(
+            f"segment_sum: 'positions' must be at most {count}, one a value, "
+            f"got shape {positions.shape}."
+        )
