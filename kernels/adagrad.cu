@@ -21,8 +21,8 @@ struct Constants {
     const float* scale;
 };
 
-template <int N>
-__device__ __forceinline__ void update(float* w, float* s, const float* g, const Constants& c) {
+template <int N, typename Vector>
+__device__ __forceinline__ void update(Vector w, float* s, const float* g, const Constants& c) {
     const Floats<N> gradient = load<N>(g);
     Floats<N> weight = load<N>(w), sum = load<N>(s);
     const float factor = gradient_scale(c.scale);
@@ -42,11 +42,13 @@ __device__ __forceinline__ void update(float* w, float* s, const float* g, const
 #ifdef DIM
 extern "C" __global__ void __launch_bounds__(256)
     adagrad_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,
-                 float lr, float eps, const float* scale, int64_t row_count) {
+                 float lr, float eps, const float* scale, const uint32_t* tables,
+                 const int64_t* ids, uint64_t seed, uint32_t step, int64_t row_count) {
     const RowPiece<DIM, VECTOR> piece;
     if (piece.u >= row_count) return;
-    float* row = row_at(chunks, k, stride, rows[piece.u]) + piece.column;
-    update<VECTOR>(row, row + DIM, g + piece.number * VECTOR, {lr, eps, scale});
+    float* row = row_at(chunks, k, stride, rows[piece.u]);
+    update<VECTOR>(piece.vector(row, {tables, ids, seed, step}), piece.state(row),
+                   g + piece.number * VECTOR, {lr, eps, scale});
 }
 #else
 extern "C" __global__ void __launch_bounds__(256)

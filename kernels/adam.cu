@@ -49,7 +49,8 @@ __device__ __forceinline__ void update(float* w, float* m, float* v, const float
 extern "C" __global__ void __launch_bounds__(256)
     adam_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,
               float rate, float beta1, float rest1, float beta2, float rest2, float inverse_root,
-              float eps, float decay, const float* scale, int64_t row_count) {
+              float eps, float decay, const float* scale, const uint32_t* tables,
+              const int64_t* ids, uint64_t seed, uint32_t step, int64_t row_count) {
     const RowPiece<DIM, VECTOR> piece;
     if (piece.u >= row_count) return;
     float* row = row_at(chunks, k, stride, rows[piece.u]) + piece.column;

@@ -1,11 +1,73 @@
-// Where embedding rows lie, see cupyrec/ops/embedding_rows.py.
+// Where embedding rows lie and how their vectors are read and written, see
+// cupyrec/ops/embedding_rows.py. The macro VALUE names the format of vectors, float32 without it.
 #pragma once
 #include "common.cuh"
+#include "stochastic_rounding.cuh"
 
-// Row number `row`: row % 2^k of chunk row / 2^k, `stride` floats each.
+#if VALUE == FLOAT32
+using Value = float;
+#else
+using Value = Code;
+
+template <int N>
+__device__ __forceinline__ Floats<N> load(const Code* from) {
+    const Codes<N> codes = *reinterpret_cast<const Codes<N>*>(from);
+    Floats<N> values;
+#pragma unroll
+    for (int i = 0; i < N; ++i) values.at[i] = widened(codes.at[i]);
+    return values;
+}
+
+template <int N>
+__device__ __forceinline__ void store(Code* to, const Floats<N>& values, const Chances<N>& r) {
+    Codes<N> codes;
+#pragma unroll
+    for (int i = 0; i < N; ++i) codes.at[i] = rounded(values.at[i], r.at[i]);
+    *reinterpret_cast<Codes<N>*>(to) = codes;
+}
+#endif
+
+// Words of a vector; behind them lies the state.
+constexpr __device__ int vector_words(int width) {
+    return (width * static_cast<int>(sizeof(Value)) + 3) / 4;
+}
+
+// Row number `row`: row % 2^k of chunk row / 2^k, `stride` words each.
 __device__ __forceinline__ float* row_at(const uint64_t* chunks, int k, int stride, int64_t row) {
     const int64_t within = row & ((int64_t(1) << k) - 1);
     return reinterpret_cast<float*>(chunks[row >> k]) + within * stride;
+}
+
+// What vectors of 16 bits are rounded by: the keys of the rows, the store's seed, the step.
+struct Rounding {
+    const uint32_t* tables;
+    const int64_t* ids;
+    uint64_t seed;
+    uint32_t step;
+};
+
+// N columns of a vector, which are loaded and stored as floats, whatever lies there.
+template <int N>
+struct VectorPiece {
+    Value* at;
+    int column;
+    uint32_t table, step;
+    int64_t id;
+    uint64_t seed;
+};
+
+template <int N>
+__device__ __forceinline__ Floats<N> load(const VectorPiece<N>& from) {
+    return load<N>(from.at);
+}
+
+template <int N>
+__device__ __forceinline__ void store(const VectorPiece<N>& to, const Floats<N>& values) {
+#if VALUE == FLOAT32
+    store(to.at, values);
+#else
+    store(to.at, values, chances<N>(to.id, to.table, to.seed, to.step, to.column));
+#endif
 }
 
 // The N columns of a row of WIDTH that a thread updates: consecutive threads have consecutive ones.
@@ -14,4 +76,18 @@ struct RowPiece {
     int64_t number = thread_number();  // times N: where its gradient lies
     int64_t u = number / (WIDTH / N);
     int column = static_cast<int>(number - u * (WIDTH / N)) * N;
+
+    __device__ __forceinline__ VectorPiece<N> vector(float* row, const Rounding& by) const {
+        Value* at = reinterpret_cast<Value*>(row) + column;
+#if VALUE == FLOAT32
+        return {at};
+#else
+        return {at, column, by.tables[u], by.step, by.ids[u], by.seed};
+#endif
+    }
+
+    // Of a part of the state that has WIDTH columns, `part` such parts behind the vector.
+    __device__ __forceinline__ float* state(float* row, int part = 0) const {
+        return row + vector_words(WIDTH) + part * WIDTH + column;
+    }
 };

@@ -17,8 +17,8 @@
 
 namespace {
 
-template <int N>
-__device__ __forceinline__ void update(float* w, const float* g, float rate, const float* scale) {
+template <int N, typename Vector>
+__device__ __forceinline__ void update(Vector w, const float* g, float rate, const float* scale) {
     const Floats<N> gradient = load<N>(g);
     Floats<N> weight = load<N>(w);
     const float factor = gradient_scale(scale);
@@ -33,11 +33,13 @@ __device__ __forceinline__ void update(float* w, const float* g, float rate, con
 #ifdef DIM
 extern "C" __global__ void __launch_bounds__(256)
     sgd_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,
-             float rate, const float* scale, int64_t row_count) {
+             float rate, const float* scale, const uint32_t* tables, const int64_t* ids,
+             uint64_t seed, uint32_t step, int64_t row_count) {
     const RowPiece<DIM, VECTOR> piece;
     if (piece.u >= row_count) return;
-    float* row = row_at(chunks, k, stride, rows[piece.u]) + piece.column;
-    update<VECTOR>(row, g + piece.number * VECTOR, rate, scale);
+    float* row = row_at(chunks, k, stride, rows[piece.u]);
+    update<VECTOR>(piece.vector(row, {tables, ids, seed, step}), g + piece.number * VECTOR, rate,
+                   scale);
 }
 #else
 extern "C" __global__ void __launch_bounds__(256)

@@ -41,6 +41,7 @@ from cupyrec.ops import (
     relu_dropout,
     segment_sum,
     sgd,
+    stochastic_rounding,
     sum_squares,
     unique_keys,
 )
@@ -144,14 +145,31 @@ def _gather_rows(xp: ModuleType, batch: int, width: int) -> Work:
 def _write_rows(xp: ModuleType, batch: int, width: int) -> Work:
     u = batch * FEATURES // 4
     held, values = Rows(xp, u, width, 2), floats(xp, u, width)
+    state = xp.zeros((1, width), np.float32)
 
     def call() -> tuple:
-        embedding_rows.write_rows(held.memory, 5, values)
+        embedding_rows.write_rows(held.memory, 5, values, state)
         return (held.flat,)
 
+    ideal = 4 * u * (width + held.stride) + 4 * width + held.addresses
     return Work(
-        call, 4 * u * (width + held.stride) + held.addresses, f"N={u} D={width}",
+        call, ideal, f"N={u} D={width}",
         {"stride": held.stride}, naive=lambda: (naive.write_rows(held.flat, 5, values),),
+    )  # fmt: skip
+
+
+@case("round_rows", 128, 16)
+def _round_rows(xp: ModuleType, batch: int, width: int) -> Work:
+    keys = batch_keys(batch)
+    x, tables, ids = floats(xp, len(keys.ids), width), xp.asarray(keys.tables), xp.asarray(keys.ids)
+
+    def call() -> tuple:
+        half = stochastic_rounding.FLOAT16
+        return (stochastic_rounding.round_rows(x, tables, ids, 7, 3, half),)
+
+    return Work(
+        call, len(ids) * (12 + 6 * width), f"N={len(ids)} D={width}", dtype="uint16",
+        naive=lambda: (x.astype(np.float16),),
     )  # fmt: skip
 
 

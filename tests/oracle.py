@@ -3,6 +3,8 @@
 They share no code with the ops. The `check_` functions hold what a result has to keep.
 """
 
+import fractions
+import functools
 import itertools
 import math
 import re
@@ -114,6 +116,9 @@ def philox4x32(counter: tuple[int, ...], key: tuple[int, ...]) -> list[int]:
     return c
 
 
+_philox4x32 = functools.lru_cache(philox4x32)  # eight columns in a row have the same words
+
+
 def halves(number: int) -> tuple[int, int]:
     """Low and high 32 bits of a 64-bit integer, negative ones in two's complement."""
     return number % 2**32, number % 2**64 // 2**32
@@ -139,6 +144,38 @@ def uniform_vectors(tables, ids, width: int, seed: int, low: float, high: float)
             u = np.float32((words[n % 4] >> 8) / 2**24)
             out[i, n] = low + u * (high - low)
     return out
+
+
+def rounding_bits(table: int, key: int, column: int, seed: int, step: int) -> int:
+    """16 random bits that decide which way a column of a row is rounded."""
+    seed = (seed + (column // 8 + 1) * 0x9E3779B97F4A7C15) % 2**64
+    words = _philox4x32((*halves(key), table, step), halves(seed))
+    return words[column % 8 // 2] >> 16 * (column % 2) & 0xFFFF
+
+
+def round_rows(x, tables, ids, seed: int, step: int, value: int) -> np.ndarray:
+    """By each number's random bits."""
+    codes = np.empty(x.shape, np.uint16)
+    for (i, d), number in np.ndenumerate(x):
+        bits = rounding_bits(int(tables[i]), int(ids[i]), d, seed, step)
+        codes[i, d] = rounded(float(number), bits, value)
+    return codes
+
+
+def rounded(x: float, bits: int, value: int) -> int:
+    """Code of float16 (value 1) or bfloat16 (2): of x's two neighbours the upper one if it is
+    nearer than `bits` * 2^-16 of their distance to where x stands, in whole 2^-16 of it."""
+    digits, least, largest = (10, -14, 0x7BFF) if value == 1 else (7, -126, 0x7F7F)
+    sign = 0x8000 if math.copysign(1, x) < 0 else 0
+    if math.isnan(x):
+        return 0x7E00 if value == 1 else 0x7FC0
+    if x == 0 or math.isinf(x):
+        return sign | (largest + 1 if x else 0)
+    exponent = max(least, math.frexp(x)[1] - 1)
+    steps = fractions.Fraction(abs(x)) / fractions.Fraction(2) ** (exponent - digits)
+    below = math.floor(steps)
+    up = math.floor((steps - below) * 2**16) + bits >= 2**16
+    return sign | min(largest, ((exponent - least) << digits) + below + up)
 
 
 def hash_key(table: int, key: int) -> int:

@@ -5,10 +5,21 @@ import numpy as np
 import oracle
 import pytest
 
-from cupyrec.ops.embedding_rows import RowMemory, gather_rows, row_at, write_rows
+from cupyrec.ops.embedding_rows import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    Rounding,
+    RowMemory,
+    gather_rows,
+    vector_words,
+    write_rows,
+)  # fmt: skip
+
+NO_STATE = np.empty((1, 0), np.float32)
 
 
-def chunked(rows: np.ndarray, k: int) -> tuple[RowMemory, list[np.ndarray]]:
+def chunked(rows: np.ndarray, k: int, value: int = FLOAT32) -> tuple[RowMemory, list[np.ndarray]]:
     """(memory, chunks) of (N, stride) rows, in chunks of 2^k rows; the rest of the last is NaN."""
     size = 1 << k
     chunks = []
@@ -16,7 +27,7 @@ def chunked(rows: np.ndarray, k: int) -> tuple[RowMemory, list[np.ndarray]]:
         chunks.append(np.full((size, rows.shape[1]), np.nan, np.float32))
         chunks[-1][: len(rows) - first] = rows[first : first + size]
     addresses = np.array([chunk.ctypes.data for chunk in chunks], np.uint64)
-    return RowMemory(addresses, k, rows.shape[1]), chunks
+    return RowMemory(addresses, k, rows.shape[1], value), chunks
 
 
 def unchunked(chunks: list[np.ndarray], n: int) -> np.ndarray:
@@ -42,18 +53,67 @@ def test_gather(width, n, k):
     np.testing.assert_array_equal(unchunked(chunks, n), rows)
 
 
-@pytest.mark.parametrize("n", [0, 1, 3, 17, 127, 1025])
-@pytest.mark.parametrize(("width", "stride"), [(1, 4), (4, 4), (10, 12), (130, 392)])
-def test_write_fills_its_rows_and_nothing_else(n, width, stride):
+def keys(n: int) -> Rounding:
+    """Awkward keys for n rows."""
+    ids = np.random.default_rng(5).integers(-(2**63), 2**63, n)
+    tables = np.random.default_rng(6).integers(2**32, size=n, dtype=np.uint32)
+    return Rounding(tables, ids, 2**64 - 1, 3)
+
+
+def written(vectors, states, width, stride, value, rounding):
+    """(N, stride) words that rows must have, by the oracle's rounding."""
+    rows = np.zeros((len(vectors), stride), np.float32)
+    if value == FLOAT32:
+        rows[:, :width] = vectors
+    else:
+        rows.view(np.uint16)[:, :width] = oracle.round_rows(vectors, *rounding, value)
+    begin = vector_words(width, value)
+    rows[:, begin : begin + states.shape[1]] = states
+    return rows
+
+
+@pytest.mark.parametrize("value", [FLOAT32, FLOAT16, BFLOAT16])
+@pytest.mark.parametrize(
+    ("n", "width", "stride", "state"),
+    [(0, 1, 4, 0), (1025, 1, 4, 0), (17, 4, 8, 4), (600, 9, 12, 3), (3, 130, 392, 1)],
+)
+def test_write_fills_its_rows_and_nothing_else(value, n, width, stride, state):
     before = oracle.normals((n + 20, stride))
-    memory, chunks = chunked(before, 3)
-    values = oracle.normals((n, width), seed=1)
-    write_rows(memory, 7, values)
-    after = unchunked(chunks, n + 20)
-    np.testing.assert_array_equal(after[7 : 7 + n, :width], values)
-    assert not after[7 : 7 + n, width:].any()
-    np.testing.assert_array_equal(after[:7], before[:7])
-    np.testing.assert_array_equal(after[7 + n :], before[7 + n :])
+    memory, chunks = chunked(before, 3, value)
+    vectors, states = oracle.normals((n, width), seed=1), oracle.normals((n, state), seed=2)
+    rounding = None if value == FLOAT32 else keys(n)
+    for given in (states, np.full((1, state), 7, np.float32)):
+        write_rows(memory, 7, vectors, given, rounding)
+        after = unchunked(chunks, n + 20)
+        expected = written(vectors, given, width, stride, value, rounding)
+        assert after[7 : 7 + n].tobytes() == expected.tobytes()
+        np.testing.assert_array_equal(after[:7], before[:7])
+        np.testing.assert_array_equal(after[7 + n :], before[7 + n :])
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(FLOAT16, np.float16), (BFLOAT16, np.uint16)])
+@pytest.mark.parametrize("width", [1, 4, 9, 130])
+def test_gather_widens(width, value, dtype):
+    """By NumPy's float16, and bfloat16 as the upper half of a float32."""
+    codes = np.random.default_rng(0).integers(2**16, size=(20, width), dtype=np.uint16)
+    rows = np.zeros((20, (width + 7) // 8 * 4), np.float32)
+    rows.view(np.uint16)[:, :width] = codes
+    memory, _ = chunked(rows, 2, value)
+    unseen = oracle.normals((3, width))
+    out = np.empty((6, width), np.float32)
+    gather_rows(memory, np.array([19, -3, 0, 7]), np.array([0, 1, 2, 3, 2, 1]), unseen, out)
+    if value == FLOAT16:
+        wide = codes.view(dtype).astype(np.float32)
+    else:
+        wide = (codes.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(out, [wide[19], unseen[2], wide[0], wide[7], wide[0], unseen[2]])
+
+
+def test_int32_state_keeps_its_bits():
+    memory, chunks = chunked(oracle.normals((4, 4)), 1)
+    last = np.array([[-1], [2**31 - 1], [0x7F800001], [1]], np.int32)
+    write_rows(memory, 0, oracle.normals((4, 2)), last.view(np.float32))
+    np.testing.assert_array_equal(unchunked(chunks, 4).view(np.int32)[:, 2:3], last)
 
 
 def test_gather_of_nothing():
@@ -87,7 +147,7 @@ GATHER = dict(
         (dict(unseen=np.zeros((1, 2), np.float32)), ValueError,
          "'unseen' must have D = 3 like 'out', got shape (1, 2)."),
         (dict(unseen=np.zeros((1, 5), np.float32), out=np.zeros((3, 5), np.float32)), ValueError,
-         "'out' must have 1 * D <= 4, the floats of a row, got shape (3, 5)."),
+         "rows must have 5 words for 'out' (3, 5) and the state, got a stride of 4."),
     ],
 )  # fmt: skip
 def test_gather_refuses(wrong, error, text):
@@ -97,19 +157,29 @@ def test_gather_refuses(wrong, error, text):
 
 
 @pytest.mark.parametrize(
-    ("values", "error", "text"),
+    ("wrong", "error", "text"),
     [
-        (np.zeros((1, 3)), TypeError, "'values' must be float32, got float64."),
-        (np.zeros(3, np.float32), ValueError, "'values' must have axes (N, D), got shape (3,)."),
-        (np.zeros((1, 5), np.float32), ValueError,
-         "'values' must have 1 * D <= 4, the floats of a row, got shape (1, 5)."),
+        (dict(vectors=np.zeros((2, 3))), TypeError, "'vectors' must be float32, got float64."),
+        (dict(vectors=np.zeros(3, np.float32)), ValueError,
+         "'vectors' must have axes (N, D), got shape (3,)."),
+        (dict(states=np.zeros((2, 1), np.int32)), TypeError,
+         "'states' must be float32, got int32."),
+        (dict(states=np.zeros(1, np.float32)), ValueError,
+         "'states' must have axes (N, S), got shape (1,)."),
+        (dict(states=np.zeros((3, 1), np.float32)), ValueError,
+         "'states' must have N = 1 or 2, got 3."),
+        (dict(states=np.zeros((1, 2), np.float32)), ValueError,
+         "rows must have 5 words for 'vectors' (2, 3) and the state, got a stride of 4."),
+        (dict(rounding=keys(2)), ValueError,
+         "'rounding' must be None for rows of float32, got one of step 3."),
     ],
 )  # fmt: skip
-def test_write_refuses(values, error, text):
+def test_write_refuses(wrong, error, text):
     before = oracle.normals((4, 4))
     memory, chunks = chunked(before, 1)
+    good = dict(vectors=np.zeros((2, 3), np.float32), states=np.zeros((1, 1), np.float32))
     with pytest.raises(error, match=oracle.sentence(f"write_rows: {text}")):
-        write_rows(memory, 0, values)
+        write_rows(memory, 0, **good | wrong)
     np.testing.assert_array_equal(unchunked(chunks, 4), before)
 
 
@@ -117,7 +187,7 @@ def test_addresses_are_uint64():
     memory, _ = chunked(oracle.normals((4, 4)), 1)
     memory = memory._replace(chunks=memory.chunks.astype(np.int64))
     with pytest.raises(TypeError, match=r"write_rows: 'memory.chunks' must be uint64, got int64."):
-        write_rows(memory, 0, np.zeros((1, 4), np.float32))
+        write_rows(memory, 0, np.zeros((1, 4), np.float32), NO_STATE)
 
 
 def check_update_refuses(update, parts):
@@ -132,7 +202,7 @@ def check_update_refuses(update, parts):
         (lambda: update(memory, rows, g[0]), ValueError, "'g' must have axes (U, D)"),
         (
             lambda: update(memory, rows, np.ones((2, 12 // parts + 1), np.float32)),
-            ValueError, f"'g' must have {parts} * D <= 12, the floats of a row",
+            ValueError, f"rows must have {12 + parts} words for 'g' {(2, 12 // parts + 1)} and the",
         ),
     ]:  # fmt: skip
         with pytest.raises(error, match=rf"_rows: {re.escape(text)}.*\.$"):
@@ -153,20 +223,11 @@ def test_offsets_beyond_4_gib():
     memory = RowMemory(np.array([c.ctypes.data for c in chunks], np.uint64), k, stride)
     rows = np.array([0, 2**22 - 1, 2**22, 2**23, 2**24 - 1, 2**24, 2**24 + 2**23 + 5, 2**25 - 1])
     for row in rows:
-        write_rows(memory, int(row), np.full((1, 3), row, np.float32))
+        write_rows(memory, int(row), np.full((1, 3), row, np.float32), NO_STATE)
         np.testing.assert_array_equal(chunks[row >> k][row % 2**k, :4], [*[np.float32(row)] * 3, 0])
     out = np.empty((len(rows), 3), np.float32)
     gather_rows(memory, rows, np.arange(len(rows)), np.empty((0, 3), np.float32), out)
     np.testing.assert_array_equal(out[:, 1], rows.astype(np.float32))
-
-
-def test_row_at_is_a_view_of_the_whole_row():
-    rows = oracle.integers((5, 4), 0, 9)
-    memory, chunks = chunked(rows, 1)
-    row = row_at(memory, 3)
-    np.testing.assert_array_equal(row, rows[3])
-    row[2] = 77
-    assert chunks[1][1, 2] == 77
 
 
 def test_same_bits():
@@ -176,7 +237,7 @@ def test_same_bits():
 
     def call():
         memory, chunks = chunked(rows, 4)
-        write_rows(memory, 100, oracle.normals((900, 10), seed=2))
+        write_rows(memory, 100, oracle.normals((900, 10), seed=2), NO_STATE)
         out = np.empty((5000, 10), np.float32)
         gather_rows(memory, unique, inverse, np.empty((0, 10), np.float32), out)
         return out, unchunked(chunks, 1025)

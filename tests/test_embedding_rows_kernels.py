@@ -3,12 +3,22 @@
 import numpy as np
 import oracle
 import pytest
+from test_embedding_rows import NO_STATE, keys, written
+from test_embedding_rows import chunked as chunked_cpu
 
 from cupyrec import arrays
-from cupyrec.ops.embedding_rows import RowMemory, gather_rows, write_rows
+from cupyrec.ops.embedding_rows import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    Rounding,
+    RowMemory,
+    gather_rows,
+    write_rows,
+)  # fmt: skip
 
 
-def chunked(xp, rows, k):
+def chunked(xp, rows, k, value=FLOAT32):
     """(memory, chunks) of (N, stride) rows on a device; the rest of the last chunk is NaN."""
     size = 1 << k
     chunks = []
@@ -17,16 +27,17 @@ def chunked(xp, rows, k):
         chunk[: len(rows) - first] = rows[first : first + size]
         chunks.append(arrays.copy_to(xp, chunk))
     addresses = [chunk.__cuda_array_interface__["data"][0] for chunk in chunks]
-    return RowMemory(xp.asarray(np.array(addresses, np.uint64)), k, rows.shape[1]), chunks
+    addresses = xp.asarray(np.array(addresses, np.uint64))
+    return RowMemory(addresses, k, rows.shape[1], value), chunks
 
 
 def unchunked(chunks, n):
     return np.concatenate([arrays.to_host(chunk) for chunk in chunks])[:n]
 
 
-def gathered(xp, rows, k, unique, inverse, unseen):
+def gathered(xp, rows, k, unique, inverse, unseen, value=FLOAT32):
     """(out, rows afterwards)"""
-    memory, chunks = chunked(xp, rows, k)
+    memory, chunks = chunked(xp, rows, k, value)
     out = xp.empty((len(inverse), unseen.shape[1]), np.float32)
     gather_rows(memory, *(arrays.copy_to(xp, a) for a in (unique, inverse, unseen)), out)
     return out, unchunked(chunks, len(rows))
@@ -39,6 +50,16 @@ def case(n, width, outputs, seed=0):
     unique = generator.permutation(np.arange(-5, n))[: n // 2 + 3]
     inverse = generator.integers(len(unique), size=outputs)
     return rows, unique, inverse, oracle.normals((5, width), seed=1)
+
+
+def moved(xp, *given):
+    return [arrays.copy_to(xp, array) for array in given]
+
+
+def on_device(xp, rounding):
+    if rounding is None:
+        return None
+    return Rounding(*moved(xp, *rounding[:2]), *rounding[2:])
 
 
 @pytest.mark.parametrize(
@@ -55,21 +76,41 @@ def test_gather_copies_every_bit(xp, shape):
     np.testing.assert_array_equal(after, rows)
 
 
+@pytest.mark.parametrize("value", [FLOAT16, BFLOAT16])
+@pytest.mark.parametrize("width", [1, 3, 4, 10, 130])
+def test_gather_widens_as_the_cpu(xp, width, value):
+    """All codes, NaN among them, and unseen vectors of float32."""
+    codes = np.resize(np.arange(2**16, dtype=np.uint16), (-(-(2**16) // width), width))
+    codes = np.random.default_rng(0).permutation(codes)[:60]
+    rows = np.zeros((60, (width + 7) // 8 * 4), np.float32)
+    rows.view(np.uint16)[:, :width] = codes
+    _, unique, inverse, unseen = case(60, width, 100)
+    out, _ = gathered(xp, rows, 3, unique, inverse, unseen, value)
+    memory, _ = chunked_cpu(rows, 3, value)
+    expected = np.empty((100, width), np.float32)
+    gather_rows(memory, unique, inverse, unseen, expected)
+    assert arrays.to_host(out).tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize(
     "shape",
-    oracle.covering((0, 1, 3, 17, 127), ((1, 4), (3, 12), (4, 4), (10, 32), (128, 132), (130, 392),
-                                         (1025, 1028)), most=None),
+    oracle.covering((0, 1, 3, 17, 127),
+                    ((1, 4, 0), (3, 12, 3), (4, 8, 4), (9, 20, 1), (10, 32, 20), (128, 132, 1),
+                     (130, 392, 260), (1025, 1028, 2)),
+                    (FLOAT32, FLOAT16, BFLOAT16), (False, True)),
     ids=str,
 )  # fmt: skip
 def test_write_fills_its_rows_and_nothing_else(xp, shape):
-    n, (width, stride) = shape
+    n, (width, stride, state), value, common = shape
     before = oracle.normals((n + 20, stride))
-    memory, chunks = chunked(xp, before, 3)
-    values = oracle.normals((n, width), seed=1)
-    write_rows(memory, 7, arrays.copy_to(xp, values))
+    memory, chunks = chunked(xp, before, 3, value)
+    vectors = oracle.normals((n, width), seed=1)
+    states = oracle.normals((1 if common else n, state), seed=2)
+    rounding = None if value == FLOAT32 else keys(n)
+    write_rows(memory, 7, *moved(xp, vectors, states), on_device(xp, rounding))
     after = unchunked(chunks, n + 20)
-    np.testing.assert_array_equal(after[7 : 7 + n, :width], values)
-    assert not after[7 : 7 + n, width:].any()
+    expected = written(vectors, states, width, stride, value, rounding)
+    assert after[7 : 7 + n].tobytes() == expected.tobytes()
     np.testing.assert_array_equal(after[:7], before[:7])
     np.testing.assert_array_equal(after[7 + n :], before[7 + n :])
 
@@ -83,7 +124,7 @@ def test_views_are_copied_and_unaligned_arrays_read_as_they_lie(xp):
     gather_rows(memory, arrays.copy_to(xp, unique), whole[:, 0], arrays.copy_to(xp, unseen), out)
     expected, _ = gathered(xp, rows, 3, unique, inverse, unseen)
     np.testing.assert_array_equal(arrays.to_host(out), arrays.to_host(expected))
-    write_rows(memory, 3, out[:38, 1:3])
+    write_rows(memory, 3, out[:38, 1:3], xp.asarray(NO_STATE))
     places = arrays.copy_to(xp, np.arange(3, 41)), arrays.copy_to(xp, np.arange(38))
     again = xp.empty((38, 2), np.float32)
     gather_rows(memory, *places, xp.empty((0, 2), np.float32), again)
@@ -91,12 +132,15 @@ def test_views_are_copied_and_unaligned_arrays_read_as_they_lie(xp):
     assert not unchunked(chunks, 41)[3:, 2:].any()
 
 
-def test_thread_order(xp):
+@pytest.mark.parametrize("value", [FLOAT32, FLOAT16])
+def test_thread_order(xp, value):
     rows, unique, inverse, unseen = case(100, 10, 300)
+    rounding = None if value == FLOAT32 else on_device(xp, keys(60))
+    vectors, states = oracle.normals((60, 10), seed=2), oracle.normals((60, 2), seed=3)
 
     def call():
-        memory, chunks = chunked(xp, rows, 4)
-        write_rows(memory, 11, arrays.copy_to(xp, oracle.normals((60, 10), seed=2)))
+        memory, chunks = chunked(xp, rows, 4, value)
+        write_rows(memory, 11, *moved(xp, vectors, states), rounding)
         places = (arrays.copy_to(xp, a) for a in (unique, inverse, unseen))
         out = xp.empty((300, 10), np.float32)
         gather_rows(memory, *places, out)
@@ -113,9 +157,9 @@ def test_devices_do_not_mix(xp):
             np.zeros((2, 3), np.float32),
         )  # fmt: skip
     with pytest.raises(TypeError, match=r"write_rows: arguments must be arrays of one device, "):
-        write_rows(memory, 0, np.zeros((1, 4), np.float32))
-    with pytest.raises(TypeError, match=r"write_rows: 'values' must be float32, got float64\.$"):
-        write_rows(memory, 0, xp.asarray(np.zeros((1, 4))))
+        write_rows(memory, 0, np.zeros((1, 4), np.float32), NO_STATE)
+    with pytest.raises(TypeError, match=r"write_rows: 'vectors' must be float32, got float64\.$"):
+        write_rows(memory, 0, xp.asarray(np.zeros((1, 4))), xp.asarray(NO_STATE))
 
 
 @pytest.mark.parametrize("device", ["cpu", None])
@@ -126,9 +170,9 @@ def test_rows_without_columns_are_refused(xp, device):
     text = "gather_rows: 'out' must have D of at least 1, got shape (2, 0)."
     with pytest.raises(ValueError, match=oracle.sentence(text)):
         gather_rows(memory, rows, rows, none, none)
-    text = "write_rows: 'values' must have D of at least 1, got shape (2, 0)."
+    text = "write_rows: 'vectors' must have D of at least 1, got shape (2, 0)."
     with pytest.raises(ValueError, match=oracle.sentence(text)):
-        write_rows(memory, 0, none)
+        write_rows(memory, 0, none, xp.asarray(NO_STATE))
 
 
 def test_more_elements_than_32_bits_count(xp):
@@ -170,11 +214,16 @@ def test_bytes_and_balance():
     assert not counts["bank_conflicts"]
 
 
-def test_write_moves_what_it_must():
+@pytest.mark.parametrize("value", [FLOAT32, BFLOAT16])
+def test_write_moves_what_it_must(value):
     sim = arrays.module("sim")
-    memory, _ = chunked(sim, oracle.normals((500, 132)), 6)
+    n, width, stride = 500, 128, 132 if value == FLOAT32 else 68
+    memory, _ = chunked(sim, oracle.normals((n, stride)), 6, value)
+    rounding = None if value == FLOAT32 else on_device(sim, keys(n))
+    vectors = sim.asarray(oracle.normals((n, width)))
     with sim.record() as seen:
-        write_rows(memory, 0, sim.asarray(oracle.normals((500, 130))))
+        write_rows(memory, 0, vectors, sim.zeros((1, 1), np.float32), rounding)
     counts = seen.launches[-1].result.counts
-    ideal = 500 * (130 + 132) * 4
+    ideal = n * (width + stride) * 4
     assert counts["bytes_read"] + counts["bytes_written"] <= 1.1 * ideal
+    assert counts["sectors"] * 32 <= 2 * ideal

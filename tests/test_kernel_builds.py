@@ -21,6 +21,7 @@ from assembled import assembled
 from cupyrec import Tensor, arrays, kernel, ops
 from cupyrec.kernel import Kernel
 from cupyrec.ops import (
+    adam,
     bce_with_logits,
     dot_interaction,
     embedding_rows,
@@ -28,6 +29,7 @@ from cupyrec.ops import (
     int8_codec,
     relu_dropout,
     segment_sum,
+    stochastic_rounding,
     sum_squares,
     unique_keys,
 )
@@ -76,18 +78,27 @@ def interact_all():
 def rows_of(width, shift):
     """Whatever works on rows of one width."""
     keys, chunks = floats(2, dtype=np.int64), floats(1, dtype=np.uint64)
+    tables = floats(2, dtype=np.uint32)
     x, codes = floats(2, width, shift=shift), floats(2, width, dtype=np.int8)
+    rounding = embedding_rows.Rounding(tables, keys, 0, 0)
     for _, states, _, update, _, constants in kernel_cases.OPTIMIZERS:
         memory = embedding_rows.RowMemory(chunks, 1, ((states + 1) * width + 3) // 4 * 4)
         update(memory, keys, x, **constants)
-    embedding_rows.write_rows(memory, 0, x)
-    embedding_rows.gather_rows(memory, keys, keys, floats(0, width), x)
+        if update is not adam.adam_rows:
+            update(memory._replace(value=1), keys, x, **constants, rounding=rounding)
+    for value in (0, 1, 2):
+        memory = embedding_rows.RowMemory(chunks, 1, (width + 4) // 4 * 4, value)
+        by = rounding if value else None
+        embedding_rows.write_rows(memory, 0, x, floats(1, 1), by)
+        embedding_rows.gather_rows(memory, keys, keys, floats(0, width), x)
+        if value:
+            stochastic_rounding.round_rows(x, tables, keys, 0, 0, value)
     segment_sum.segment_sum(x, keys, keys)
     segment_sum.segment_sum(x, keys, keys, index=keys)
     segment_sum.segment_sum(x, keys, keys, index=keys, weights=floats(2))
     int8_codec.int8_encode(x)
     int8_codec.int8_decode(codes, floats(2), out=x)
-    initial_vectors.uniform_vectors(floats(2, dtype=np.uint32), keys, width, 0, 0.0, 1.0)
+    initial_vectors.uniform_vectors(tables, keys, width, 0, 0.0, 1.0)
 
 
 def vectors(shift):
@@ -241,5 +252,6 @@ def test_special_cases_cover_what_users_have(special):
         assert {macros["VECTOR"] for macros in found} == {1, 2, 4}
     assert any(macros["CHUNK"] < macros["WIDTH"] for macros in forward)
     assert {macros["STAGED"] for macros in backward} == {0, 1}
-    for name in ("gather_rows", "write_rows", "adam_rows", "segment_sum", "int8_decode"):
+    names = "gather_rows write_rows round_rows adam_rows segment_sum int8_decode"
+    for name in names.split():
         assert {dict(m)["VECTOR"] for _, kernel, m in special if kernel == name} == {1, 2, 4}

@@ -147,13 +147,13 @@ class MemoryStore(Store):
             self._chunks.append(xp.empty((size, self._memory.stride), np.float32))
         if len(self._chunks) > known:
             self._locate(known)
-        values = [vectors]
+        lines, parts = n if states else 1, [xp.empty((n if states else 1, 0), np.float32)]
         for part in self.state:
             if part.name in states:
-                values.append(states[part.name])
+                parts.append(states[part.name])
             else:
-                values.append(xp.full((n, part.columns), part.initial, np.float32))
-        write_rows(self._memory, first, xp.concatenate(values, axis=1) if self.state else vectors)
+                parts.append(xp.full((lines, part.columns), part.initial, np.float32))
+        write_rows(self._memory, first, vectors, xp.concatenate(parts, axis=1))
 
     def _locate(self, first: int) -> None:
         """Tell loops and kernels where the chunks from number `first` on lie.

@@ -16,11 +16,22 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.clip_scale import scale_pointer, scale_value
-from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at, row_kernel, update_rows
+from cupyrec.ops.embedding_rows import (
+    Rounding,
+    RowMemory,
+    check_rows,
+    read_vector,
+    row_at,
+    row_kernel,
+    state_at,
+    update_rows,
+    update_rows_cpu,
+    write_vector,
+)  # fmt: skip
 
 __all__ = ["adagrad_dense", "adagrad_rows"]
 
-_ELEMENTS, _ROWS = 65536, 512  # a block
+_ELEMENTS = 65536  # a block
 
 
 @cpu.exact_loop
@@ -32,11 +43,13 @@ def _update(w, s, g, lr, eps, scale):
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, lr, eps, scale):
+def _update_rows(memory, rows, g, scratch, rounding, lr, eps, scale):
     width = g.shape[1]
     for u in range(rows.size):
-        row = row_at(memory, rows[u])
-        _update(row[:width], row[width : 2 * width], g[u], lr, eps, scale)
+        words = row_at(memory, rows[u])
+        w, s = read_vector(memory, words, width, scratch), state_at(memory, words, width)
+        _update(w, s, g[u], lr, eps, scale)
+        write_vector(memory, words, w, rounding, u)
 
 
 _dense = Kernel(
@@ -89,6 +102,7 @@ def adagrad_rows(
     lr: float,
     eps: float,
     scale: Any = 1.0,
+    rounding: Rounding | None = None,
 ) -> None:
     """Update embedding rows and their state in place.
 
@@ -101,6 +115,8 @@ def adagrad_rows(
     lr, eps : float
     scale : float, or (1,) array of float32 on the device of `g`
         Where it is NaN, nothing is updated.
+    rounding : Rounding, optional
+        Needed just where rows are of 16 bits.
 
     Raises
     ------
@@ -115,10 +131,9 @@ def adagrad_rows(
     >>> chunk
     array([[0.75, 4.  , 0.  , 0.  ]], dtype=float32)
     """
-    check_rows("adagrad_rows", memory, rows, g, parts=2)
-    xp = arrays.namespace("adagrad_rows", memory.chunks, rows, g)
+    xp = check_rows("adagrad_rows", memory, rows, g, rounding, parts=1)
     if xp is not np:
-        update_rows(xp, _rows, memory, rows, g, lr, eps, scale_pointer(xp, scale))
+        update_rows(xp, _rows, memory, rows, g, rounding, lr, eps, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
         c = np.float32(lr), np.float32(eps), np.float32(scale)
-        cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], *c), len(rows), _ROWS)
+        update_rows_cpu(_update_rows, memory, rows, g, rounding, *c)

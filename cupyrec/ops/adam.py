@@ -160,11 +160,10 @@ def adam_rows(
     >>> chunk.round(4)
     array([[0.75 , 0.2  , 0.004, 0.   ]], dtype=float32)
     """
-    check_rows("adam_rows", memory, rows, g, parts=3)
-    xp = arrays.namespace("adam_rows", memory.chunks, rows, g)
+    xp = check_rows("adam_rows", memory, rows, g, None, parts=2)
     c = _constants(lr, beta1, beta2, eps, t, weight_decay)
     if xp is not np:
-        update_rows(xp, _rows, memory, rows, g, *c, scale_pointer(xp, scale))
+        update_rows(xp, _rows, memory, rows, g, None, *c, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
         c = (*c, np.float32(scale))
         cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], c), len(rows), _ROWS)

@@ -1,81 +1,53 @@
-"""Rows of embedding tables in memory: where they lie, and their gather. U rows, N outputs, D width.
-
-A row is its vector of D float32, then the optimizer's state, padded to `stride` floats. Rows lie in
-chunks of 2^k rows that never move: row r is row r % 2^k of chunk r // 2^k. Loops get the chunks'
-addresses, k and the stride.
+"""Gather, write and update rows of embedding tables. U rows, N outputs, D width, S words of state.
 
     out[i] = vector of row rows[inverse[i]]; a row of -1 - j is vector j of `unseen`
+
+`cupyrec.ops.row_memory` says where rows lie. An op that updates them stands on `check_rows`, and on
+`row_kernel` with `update_rows` on devices, `update_rows_cpu` with a loop: see `cupyrec.ops.sgd`.
 """
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numba import carray, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.ops.row_memory import (
+    Rounding,
+    RowMemory,
+    check_room,
+    check_rounding,
+    read_vector,
+    rounding_arguments,
+    rounding_block,
+    row_at,
+    scratch,
+    state_at,
+    vector_words,
+    write_vector,
+)  # fmt: skip
+from cupyrec.ops.stochastic_rounding import BFLOAT16, FLOAT16, FLOAT32
 
 __all__ = [
-    "RowMemory", "check_rows", "gather_rows", "row_at", "row_kernel", "update_rows", "write_rows",
+    "BFLOAT16", "FLOAT16", "FLOAT32", "Rounding", "RowMemory", "check_rows", "gather_rows",
+    "read_vector", "row_at", "row_kernel", "scratch", "state_at", "update_rows", "update_rows_cpu",
+    "vector_words", "write_rows", "write_vector",
 ]  # fmt: skip
 
 _ROWS = 512  # rows a block of a CPU loop
 _WARPS = 8  # a block of a kernel
 
 
-class RowMemory(NamedTuple):
-    """What a loop or kernel needs to reach rows.
-
-    Attributes
-    ----------
-    chunks : (number of chunks,) array of uint64
-        Addresses of the chunks, on their device; there they are multiples of 16.
-    k : int
-        A chunk holds 2^k rows.
-    stride : int
-        Floats a row, state and padding included; a multiple of 4.
-
-    Examples
-    --------
-    >>> chunk = np.zeros((4, 8), np.float32)
-    >>> RowMemory(np.array([chunk.ctypes.data], np.uint64), k=2, stride=8).stride
-    8
-    """
-
-    chunks: Any
-    k: int
-    stride: int
-
-
-@intrinsic
-def _pointer(_context, address):
-    """An integer address as a pointer that `carray` takes."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.uint64), generate
-
-
 @cpu.exact_loop
-def row_at(memory, row) -> np.ndarray:
-    """Row number `row` as an array of `stride` float32."""
-    chunk = memory.chunks[row >> memory.k]
-    at = (row & ((1 << memory.k) - 1)) * memory.stride * 4
-    return carray(_pointer(chunk + np.uint64(at)), (memory.stride,), np.float32)
-
-
-@cpu.exact_loop
-def _gather_cpu(memory, rows, inverse, unseen, out):
+def _gather_cpu(memory, rows, inverse, unseen, scratch, out):
     for i in range(inverse.size):
         row = rows[inverse[i]]
         if row >= 0:
-            vector = row_at(memory, row)
+            vector = read_vector(memory, row_at(memory, row), out.shape[1], scratch)
             for d in range(out.shape[1]):
                 out[i, d] = vector[d]
         else:
@@ -84,13 +56,22 @@ def _gather_cpu(memory, rows, inverse, unseen, out):
 
 
 @cpu.exact_loop
-def _write_cpu(memory, first_row, values):
-    for i in range(values.shape[0]):
-        row = row_at(memory, first_row + i)
-        for d in range(values.shape[1]):
-            row[d] = values[i, d]
-        for d in range(values.shape[1], memory.stride):
-            row[d] = np.float32(0)
+def _write_cpu(memory, first_row, vectors, states, rounding):
+    width, each = vectors.shape[1], len(states) > 1
+    for i in range(len(vectors)):
+        words = row_at(memory, first_row + i)
+        state = state_at(memory, words, width)
+        if rounding is None:
+            for d in range(width):
+                words[d] = vectors[i, d]
+        else:
+            words[words.size - state.size - 1] = np.float32(0)  # of an odd width half is padding
+            write_vector(memory, words, vectors[i], rounding, i)
+        line = i if each else 0
+        for d in range(states.shape[1]):
+            state[d] = states[line, d]
+        for d in range(states.shape[1], state.size):
+            state[d] = np.float32(0)
 
 
 def _tile(pieces: int) -> int:
@@ -98,6 +79,7 @@ def _tile(pieces: int) -> int:
     return min(32, max(4, 512 // pieces // 4 * 4))
 
 
+_ROUNDING = "const uint32_t* tables, const int64_t* ids, uint64_t seed, uint32_t step"
 _gather = Kernel(
     "embedding_rows.cu", "gather_rows",
     "const uint64_t* chunks, int k, int stride, const int64_t* rows, const int64_t* inverse,"
@@ -106,28 +88,57 @@ _gather = Kernel(
 )  # fmt: skip
 _write = Kernel(
     "embedding_rows.cu", "write_rows",
-    "const uint64_t* chunks, int k, int64_t first_row, const float* values, int64_t n",
-    lambda N, stride: Geometry(blocks(N * (stride // 4), 4 * 256), 256),
+    "const uint64_t* chunks, int k, int64_t first_row, const float* vectors, const float* states,"
+    f" int64_t states_stride, {_ROUNDING}, int64_t n",
+    lambda N, stride: Geometry(blocks(N * (stride // 4), 4 * 256), 256), optional="tables ids",
 )  # fmt: skip
 
 
-def check_rows(where: str, memory: RowMemory, rows: Any, g: Any, parts: int = 1) -> None:
-    """Raise TypeError or ValueError unless `rows`, and `g` for each, are as the updates take them.
+# Updates
+
+
+def check_rows(
+    where: str,
+    memory: RowMemory,
+    rows: Any,
+    g: Any,
+    rounding: Rounding | None,
+    parts: int = 0,
+    words: int = 0,
+) -> ModuleType:
+    """Return the array module of an update's arguments, if they are what updates take.
 
     Whether the rows are there is not looked at: they come from the store.
+
+    Parameters
+    ----------
+    where : str
+    memory : RowMemory
+    rows : (U,) array of int64
+    g : (U, D) array of float32
+    rounding : Rounding or None
+    parts, words : int
+        The state has `parts` * D + `words` words.
+
+    Raises
+    ------
+    ValueError, TypeError
+        They are not.
 
     Examples
     --------
     >>> memory = RowMemory(np.empty(0, np.uint64), k=0, stride=4)
-    >>> check_rows("f", memory, np.array([0]), np.zeros((1, 3), np.float32), parts=2)
+    >>> check_rows("f", memory, np.array([0]), np.zeros((1, 3), np.float32), None, parts=1)
     Traceback (most recent call last):
         ...
-    ValueError: f: 'g' must have 2 * D <= 4, the floats of a row, got shape (1, 3).
+    ValueError: f: rows must have 6 words for 'g' (1, 3) and the state, got a stride of 4.
     """
     errors.dtype(where, "rows", rows, np.int64)
     errors.dtype(where, "g", g, np.float32)
     errors.axes(where, rows=(rows, "U"), g=(g, "U D"))
-    _check_width(where, memory, "g", g, parts)
+    check_room(where, memory, "g", g, parts * g.shape[1] + words)
+    keys = check_rounding(where, memory, rounding, len(rows))
+    return arrays.namespace(where, memory.chunks, rows, g, *keys)
 
 
 def row_kernel(file: str, name: str, constants: str) -> Kernel:
@@ -148,13 +159,20 @@ def row_kernel(file: str, name: str, constants: str) -> Kernel:
     return Kernel(
         file, name,
         "const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,"
-        f" {constants}, const float* scale, int64_t row_count",
-        lambda U, D, vector: Geometry(blocks(U * D // vector, 256), 256), optional="scale",
+        f" {constants}, const float* scale, {_ROUNDING}, int64_t row_count",
+        lambda U, D, vector: Geometry(blocks(U * D // vector, 256), 256),
+        optional="scale tables ids",
     )  # fmt: skip
 
 
 def update_rows(
-    xp: ModuleType, kernel: Kernel, memory: RowMemory, rows: Any, g: Any, *constants: Any
+    xp: ModuleType,
+    kernel: Kernel,
+    memory: RowMemory,
+    rows: Any,
+    g: Any,
+    rounding: Rounding | None,
+    *constants: Any,
 ) -> None:
     """Launch a `row_kernel` on what `check_rows` has passed; `scale` is the last constant.
 
@@ -163,21 +181,34 @@ def update_rows(
     See `cupyrec.ops.sgd.sgd_rows`.
     """
     rows, g = xp.ascontiguousarray(rows), xp.ascontiguousarray(g)
-    (count, width), vector = g.shape, vector_width(g.shape[1], g)
+    count, width = g.shape
+    aligned = math.gcd(width, vector_words(width, memory.value))  # vector and state
+    vector = vector_width(aligned, g)
     kernel(
-        *memory, rows, g, *constants, count,
-        macros={"DIM": width, "VECTOR": vector}, U=count, D=width, vector=vector,
+        *memory[:3], rows, g, *constants, *rounding_arguments(xp, rounding), count,
+        macros={"DIM": width, "VECTOR": vector, "VALUE": memory.value},
+        U=count, D=width, vector=vector,
     )  # fmt: skip
 
 
-def _check_width(where: str, memory: RowMemory, name: str, array: Any, parts: int) -> None:
-    errors.dtype(where, "memory.chunks", memory.chunks, np.uint64)
-    errors.columns(where, name, array)
-    if parts * array.shape[1] > memory.stride:  # the loops would write into the next row
-        raise ValueError(
-            f"{where}: '{name}' must have {parts} * D <= {memory.stride}, the floats of a row, "
-            f"got shape {array.shape}."
-        )
+def update_rows_cpu(
+    loop: Any, memory: RowMemory, rows: Any, g: Any, rounding: Rounding | None, *constants: Any
+) -> None:
+    """Spread ``loop(memory, rows, g, scratch, rounding, *constants)`` over blocks of the rows.
+
+    Examples
+    --------
+    See `cupyrec.ops.sgd.sgd_rows`.
+    """
+
+    def block(i: int, j: int) -> None:
+        by = rounding_block(rounding, i, j)
+        loop(memory, rows[i:j], g[i:j], scratch(memory, g.shape[1]), by, *constants)
+
+    cpu.parallel(block, len(rows), _ROWS)
+
+
+# Gather, write
 
 
 def gather_rows(memory: RowMemory, rows: Any, inverse: Any, unseen: Any, out: Any) -> None:
@@ -217,7 +248,7 @@ def gather_rows(memory: RowMemory, rows: Any, inverse: Any, unseen: Any, out: An
         "gather_rows", rows=(rows, "U"), inverse=(inverse, "N"), out=(out, "N D"),
         unseen=(unseen, "M D"),
     )  # fmt: skip
-    _check_width("gather_rows", memory, "out", out, 1)
+    check_room("gather_rows", memory, "out", out, 0)
     xp = arrays.namespace("gather_rows", memory.chunks, rows, inverse, unseen, out)
     if xp is not np:
         count, width = out.shape
@@ -225,54 +256,71 @@ def gather_rows(memory: RowMemory, rows: Any, inverse: Any, unseen: Any, out: An
         vector = vector_width(width, unseen, out)
         tile = _tile(width // vector)
         _gather(
-            *memory, rows, inverse, unseen, out, count,
-            macros={"DIM": width, "VECTOR": vector, "TILE": tile}, N=count, tile=tile,
+            *memory[:3], rows, inverse, unseen, out, count,
+            macros={"DIM": width, "VECTOR": vector, "VALUE": memory.value, "TILE": tile},
+            N=count, tile=tile,
         )  # fmt: skip
         return
 
     def block(i: int, j: int) -> None:
-        _gather_cpu(memory, rows, inverse[i:j], unseen, out[i:j])
+        _gather_cpu(memory, rows, inverse[i:j], unseen, scratch(memory, out.shape[1]), out[i:j])
 
     cpu.parallel(block, len(inverse), _ROWS)
 
 
-def write_rows(memory: RowMemory, first_row: int, values: Any) -> None:
-    """Write `values` to consecutive rows from `first_row` on, and zeros to their padding.
+def write_rows(
+    memory: RowMemory, first_row: int, vectors: Any, states: Any, rounding: Rounding | None = None
+) -> None:
+    """Write vectors and states to consecutive rows from `first_row` on, and zeros behind them.
 
     Parameters
     ----------
     memory : RowMemory
     first_row : int
-    values : (N, up to stride) array of float32
+    vectors : (N, D) array of float32
+    states : (N, S) or (1, S) array of float32
+        Words: int32 ones as float32 of the same bits. One line is every row's.
+    rounding : Rounding, optional
+        Needed just where rows are of 16 bits.
 
     Raises
     ------
     ValueError, TypeError
-        Another shape or dtype, D = 0. Row numbers are not checked.
+        Other shapes, dtypes or devices, D = 0. Row numbers are not checked.
 
     Examples
     --------
     >>> chunk = np.ones((2, 4), np.float32)
     >>> memory = RowMemory(np.array([chunk.ctypes.data], np.uint64), k=1, stride=4)
-    >>> write_rows(memory, 1, np.array([[5, 6, 7]], np.float32))
+    >>> write_rows(memory, 1, np.array([[5, 6]], np.float32), np.array([[7]], np.float32))
     >>> chunk[1]
     array([5., 6., 7., 0.], dtype=float32)
     """
-    errors.dtype("write_rows", "values", values, np.float32)
-    errors.axes("write_rows", values=(values, "N D"))
-    _check_width("write_rows", memory, "values", values, 1)
-    xp = arrays.namespace("write_rows", memory.chunks, values)
+    errors.dtype("write_rows", "vectors", vectors, np.float32)
+    errors.dtype("write_rows", "states", states, np.float32)
+    errors.axes("write_rows", vectors=(vectors, "N D"))
+    errors.axes("write_rows", states=(states, "N S"))
+    (count, width), (lines, state) = vectors.shape, states.shape
+    if lines not in (1, count):
+        raise ValueError(f"write_rows: 'states' must have N = 1 or {count}, got {lines}.")
+    check_room("write_rows", memory, "vectors", vectors, state)
+    keys = check_rounding("write_rows", memory, rounding, count)
+    xp = arrays.namespace("write_rows", memory.chunks, vectors, states, *keys)
+    vectors, states = xp.ascontiguousarray(vectors), xp.ascontiguousarray(states)
     if xp is not np:
-        values = xp.ascontiguousarray(values)
-        count, width = values.shape
-        macros = {"DIM": width, "VECTOR": vector_width(width, values), "STRIDE": memory.stride}
+        aligned = math.gcd(state, vector_words(width, memory.value))
+        macros = {
+            "DIM": width, "VECTOR": vector_width(width, vectors), "VALUE": memory.value,
+            "STATE": state, "STATE_VECTOR": vector_width(aligned, states), "STRIDE": memory.stride,
+        }  # fmt: skip
         _write(
-            memory.chunks, memory.k, first_row, values, count,
-            macros=macros, N=count, stride=memory.stride,
+            *memory[:2], first_row, vectors, states, state if lines > 1 else 0,
+            *rounding_arguments(xp, rounding), count, macros=macros, N=count, stride=memory.stride,
         )  # fmt: skip
         return
 
     def block(i: int, j: int) -> None:
-        _write_cpu(memory, first_row + i, values[i:j])
+        here = states[i:j] if lines > 1 else states
+        _write_cpu(memory, first_row + i, vectors[i:j], here, rounding_block(rounding, i, j))
 
-    cpu.parallel(block, len(values), _ROWS)
+    cpu.parallel(block, count, _ROWS)

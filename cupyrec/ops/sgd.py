@@ -12,11 +12,21 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.clip_scale import scale_pointer, scale_value
-from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at, row_kernel, update_rows
+from cupyrec.ops.embedding_rows import (
+    Rounding,
+    RowMemory,
+    check_rows,
+    read_vector,
+    row_at,
+    row_kernel,
+    update_rows,
+    update_rows_cpu,
+    write_vector,
+)  # fmt: skip
 
 __all__ = ["sgd_dense", "sgd_rows"]
 
-_ELEMENTS, _ROWS = 65536, 512  # a block
+_ELEMENTS = 65536  # a block
 
 
 @cpu.exact_loop
@@ -26,9 +36,12 @@ def _update(w, g, rate):
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, rate):
+def _update_rows(memory, rows, g, scratch, rounding, rate):
     for u in range(rows.size):
-        _update(row_at(memory, rows[u]), g[u], rate)
+        words = row_at(memory, rows[u])
+        w = read_vector(memory, words, g.shape[1], scratch)
+        _update(w, g[u], rate)
+        write_vector(memory, words, w, rounding, u)
 
 
 _dense = Kernel(
@@ -72,7 +85,15 @@ def sgd_dense(w: Any, g: Any, *, lr: float, scale: Any = 1.0) -> None:
         cpu.parallel(lambda i, j: _update(w[i:j], g[i:j], rate), w.size, _ELEMENTS)
 
 
-def sgd_rows(memory: RowMemory, rows: Any, g: Any, *, lr: float, scale: Any = 1.0) -> None:
+def sgd_rows(
+    memory: RowMemory,
+    rows: Any,
+    g: Any,
+    *,
+    lr: float,
+    scale: Any = 1.0,
+    rounding: Rounding | None = None,
+) -> None:
     """Update embedding rows in place.
 
     Parameters
@@ -84,6 +105,8 @@ def sgd_rows(memory: RowMemory, rows: Any, g: Any, *, lr: float, scale: Any = 1.
     lr : float
     scale : float, or (1,) array of float32 on the device of `g`
         Where it is NaN, nothing is updated.
+    rounding : Rounding, optional
+        Needed just where rows are of 16 bits.
 
     Raises
     ------
@@ -98,10 +121,8 @@ def sgd_rows(memory: RowMemory, rows: Any, g: Any, *, lr: float, scale: Any = 1.
     >>> chunk
     array([[0.5, 0. , 1. , 1. ]], dtype=float32)
     """
-    check_rows("sgd_rows", memory, rows, g)
-    xp = arrays.namespace("sgd_rows", memory.chunks, rows, g)
+    xp = check_rows("sgd_rows", memory, rows, g, rounding)
     if xp is not np:
-        update_rows(xp, _rows, memory, rows, g, lr, scale_pointer(xp, scale))
+        update_rows(xp, _rows, memory, rows, g, rounding, lr, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
-        rate = np.float32(lr * scale)
-        cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], rate), len(rows), _ROWS)
+        update_rows_cpu(_update_rows, memory, rows, g, rounding, np.float32(lr * scale))
