@@ -38,6 +38,7 @@ from cupyrec.ops import (
     hash_table,
     initial_vectors,
     int8_codec,
+    move_rows,
     relu_dropout,
     segment_sum,
     sgd,
@@ -156,6 +157,25 @@ def _write_rows(xp: ModuleType, batch: int, width: int) -> Work:
         call, ideal, f"N={u} D={width}",
         {"stride": held.stride}, naive=lambda: (naive.write_rows(held.flat, 5, values),),
     )  # fmt: skip
+
+
+@case("move_rows", 128, 16)
+def _move_rows(xp: ModuleType, batch: int, width: int) -> Work:
+    u = batch * FEATURES // 4
+    held = Rows(xp, u, width, 2)
+    order = np.random.default_rng(0).permutation(2 * u)
+    source, target = xp.asarray(order[:u]), xp.asarray(order[u:])
+
+    def call() -> tuple:
+        move_rows.move_rows(held.memory, source, target)
+        return (held.flat,)
+
+    def plain() -> tuple:
+        held.flat[target] = held.flat[source]
+        return (held.flat,)
+
+    ideal = u * (16 + 8 * held.stride) + held.addresses
+    return Work(call, ideal, f"N={u} D={width}", {"stride": held.stride}, naive=plain)
 
 
 @case("round_rows", 128, 16)

@@ -27,6 +27,7 @@ from cupyrec.ops import (
     embedding_rows,
     initial_vectors,
     int8_codec,
+    move_rows,
     relu_dropout,
     segment_sum,
     stochastic_rounding,
@@ -91,6 +92,7 @@ def rows_of(width, shift):
         by = rounding if value else None
         embedding_rows.write_rows(memory, 0, x, floats(1, 1), by)
         embedding_rows.gather_rows(memory, keys, keys, floats(0, width), x)
+        move_rows.move_rows(memory, keys, keys)
         if value:
             stochastic_rounding.round_rows(x, tables, keys, 0, 0, value)
     segment_sum.segment_sum(x, keys, keys)
