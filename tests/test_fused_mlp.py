@@ -10,7 +10,7 @@ from cupyrec.testing import gradcheck
 f32 = np.float32
 
 # rows, and columns of input, hidden layer and output
-SHAPES = oracle.covering((0, 1, 3, 17, 127, 1025), (1, 4, 13, 130), (1, 10, 128, 257), (1, 3, 16))
+SHAPES = oracle.covering((0, 1, 3, 17, 127, 1025), (1, 4, 13, 530), (1, 10, 128, 257), (1, 3, 16))
 
 
 def parameters(sizes, make, dtype=f32):

@@ -7,7 +7,8 @@
     dweight[l] = dz.T @ x[l]        dbias[l] = sum over B of dz        dx[l] = dz @ weight[l]
 
 On the CPU a block of rows goes through all layers while it is in cache; the weight gradients
-follow, cut by output rows. Matmuls are BLAS calls of one thread each, on blocks of fixed size.
+follow, cut by output rows, or by columns where rows are few. Matmuls are BLAS calls of one thread
+each, on blocks of fixed size.
 
 On a GPU a layer is one matmul of cublasLt, and one kernel more where there is dropout: bias, ReLU
 and mask, and in the backward pass the mask, 1 / (1 - rate) and bias gradient of the layer below,
@@ -37,12 +38,20 @@ from cupyrec.ops.relu_dropout import (
 
 __all__ = ["fused_mlp"]
 
-_WEIGHT_ROWS = 256  # rows of a weight gradient a block
+_WEIGHT_ROWS = 256  # rows or columns of a weight gradient a block
 
 
 def _row_block(rows: int) -> int:
     """Rows a block: small batches still give every thread work, large ones fill the BLAS kernel."""
     return min(512, max(64, -(-rows // 8)))
+
+
+def _weight_cuts(rows: int, columns: int) -> list[tuple[slice, slice]]:
+    """Blocks of a weight gradient: even few rows, as of a narrow layer on wide input, are cut."""
+    size = rows if rows > _WEIGHT_ROWS else columns
+    step = -(-size // -(-size // _WEIGHT_ROWS))
+    cuts = [slice(n, n + step) for n in range(0, size, step)]
+    return [(n, slice(None)) if rows > _WEIGHT_ROWS else (slice(None), n) for n in cuts]
 
 
 class _FusedMLP(Function):
@@ -90,16 +99,11 @@ class _FusedMLP(Function):
                     np.matmul(grad, self.weights[i], out=below[start:stop])
 
         dweights = [arrays.empty(w.shape, w.dtype) for w in self.weights]
-        cuts = [
-            (i, n) for i, w in enumerate(self.weights) for n in range(0, w.shape[0], _WEIGHT_ROWS)
-        ]
+        cuts = [(i, n, m) for i, w in enumerate(self.weights) for n, m in _weight_cuts(*w.shape)]
 
         def weight_block(start: int, stop: int) -> None:
-            for i, n in cuts[start:stop]:
-                np.matmul(
-                    dz[i][:, n : n + _WEIGHT_ROWS].T, self.x[i],
-                    out=dweights[i][n : n + _WEIGHT_ROWS],
-                )  # fmt: skip
+            for i, n, m in cuts[start:stop]:
+                np.matmul(dz[i][:, n].T, self.x[i][:, m], out=dweights[i][n, m])
 
         with cpu.serial_blas():
             cpu.parallel(block, rows, size)
