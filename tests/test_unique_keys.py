@@ -1,7 +1,9 @@
+from unittest import mock
+
 import numpy as np
 import oracle
 import pytest
-from hypothesis import given
+from hypothesis import given, strategies
 from test_hash_table import HIGH, LOW, arrays, keys
 
 from cupyrec.ops.unique_keys import unique_keys
@@ -26,6 +28,12 @@ def check_unique(tables, ids):
 @given(keys)
 def test_behaves_like_a_dict(batch):
     check_unique(*arrays(batch))
+
+
+@given(keys, strategies.integers(1, 20))
+def test_a_batch_of_several_parts(batch, size):
+    with mock.patch("cupyrec.ops.unique_keys._PART", size):
+        check_unique(*arrays(batch))
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 17, 127, 1025])
@@ -56,8 +64,9 @@ def test_views_and_read_only_arrays():
 
 
 def test_same_bits():
-    ids = np.random.default_rng(0).zipf(1.2, 10_000).astype(np.int64)
-    tables = np.arange(10_000, dtype=np.uint32) % 26
+    n = 300_000  # three parts
+    ids = np.random.default_rng(0).zipf(1.2, n).astype(np.int64)
+    tables = np.arange(n, dtype=np.uint32) % 26
     oracle.check_same_bits(lambda: unique_keys(tables, ids))
 
 
@@ -70,6 +79,8 @@ def test_same_bits():
          "'ids' must be int64, got uint64."),
         (np.zeros(2, np.uint32), np.zeros((2, 2), np.int64), ValueError,
          "'ids' must have axes (N), got shape (2, 2)."),
+        (np.broadcast_to(np.uint32(0), 2**31), np.broadcast_to(0, 2**31), ValueError,
+         "N must be less than 2**31, got 2147483648."),
     ],
 )  # fmt: skip
 def test_refuses(tables, ids, error, text):

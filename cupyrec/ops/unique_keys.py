@@ -3,9 +3,10 @@
     unique[inverse[i]] = key[i]
     positions[offsets[u] : offsets[u + 1]] = the i of unique key u, ascending
 
-A hash table of this batch alone, small enough for the cache, does it: on the CPU in one pass, on a
-device by finding the first occurrence of each key, numbering those, and sorting (number, i) by the
-digits of the number.
+A hash table of this batch alone, small enough for the cache, does it: on a device by finding the
+first occurrence of each key, numbering those, and sorting (number, i) by the digits of the number.
+On the CPU each part of a large batch has its table, in one pass; the unique keys of later parts are
+added to those of the first, and all parts sort their positions at once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ __all__ = ["UniqueKeys", "unique_keys"]
 
 _EMPTY = 2**31 - 1
 _TILE = 2048  # keys that a block sorts
+_PART = 1 << 17  # keys of a part on the CPU; fewer wouldn't pay for being merged
+_HASHES = 512  # keys hashed at a time
+_1, _ONE = np.uint64(1), np.uint32(1)
 
 
 class UniqueKeys(NamedTuple):
@@ -49,39 +53,108 @@ class UniqueKeys(NamedTuple):
 
 
 @cpu.exact_loop
-def _unique_cpu(tables, ids, slots, unique_tables, unique_ids, inverse, offsets):
-    """Fill all but `positions`; offsets[u + 1] counts key u. Return U."""
-    mask = np.uint64(slots.size - 1)
-    unique = 0
+def _add_cpu(tables, ids, weights, slots, unique_tables, unique_ids, counts, unique, numbers):
+    """Number keys from 1 on, `unique` of which are there already; return how many there are now."""
+    before, mask, hashes = unique, np.uint64(slots.size - 1), np.empty(_HASHES, np.uint64)
+    for first in range(0, ids.size, _HASHES):
+        stop = min(first + _HASHES, ids.size)
+        for i in range(first, stop):  # apart, so that more look-ups are under way at a time
+            hashes[i - first] = hash_key(tables[i], ids[i])
+        for i in range(first, stop):
+            at = hashes[i - first] & mask
+            while True:
+                u = slots[at]
+                if u == 0:
+                    unique += _ONE
+                    u = unique
+                    slots[at] = u
+                    unique_tables[u] = tables[i]
+                    unique_ids[u] = ids[i]
+                    break
+                if unique_ids[u] == ids[i] and unique_tables[u] == tables[i]:
+                    break
+                at = (at + _1) & mask
+            numbers[i] = u
+    counts[before + _ONE : unique + _ONE] = 0
     for i in range(ids.size):
-        at = hash_key(tables[i], ids[i]) & mask
-        while True:
-            u = slots[at]
-            if u < 0:
-                u = unique
-                slots[at] = u
-                unique_tables[u] = tables[i]
-                unique_ids[u] = ids[i]
-                unique += 1
-                break
-            if unique_ids[u] == ids[i] and unique_tables[u] == tables[i]:
-                break
-            at = (at + np.uint64(1)) & mask
-        inverse[i] = u
-        offsets[u + 1] += 1
+        counts[numbers[i]] += weights[i]
     return unique
 
 
 @cpu.exact_loop
-def _positions_cpu(inverse, offsets, positions):
-    """Turn counts into offsets, and sort positions by unique key: a counting sort."""
-    for u in range(offsets.size - 1):
-        offsets[u + 1] += offsets[u]
-    ends = offsets[:-1].copy()
-    for i in range(inverse.size):
-        u = inverse[i]
-        positions[ends[u]] = i
-        ends[u] += 1
+def _begin_cpu(numbers, counts, ends, begins):
+    """Where each key of a part begins among `positions`; its occurrences move on the ends."""
+    for v in range(numbers.size):
+        begins[v] = ends[numbers[v] - _ONE]
+        ends[numbers[v] - _ONE] += counts[v]
+
+
+@cpu.exact_loop
+def _place_cpu(first, numbers, merged, begins, inverse, positions):
+    """Write one part of the results: a counting sort."""
+    for i in range(numbers.size):
+        v = numbers[i] - _ONE
+        inverse[i] = merged[v] - _ONE
+        positions[begins[v]] = first + i
+        begins[v] += 1
+
+
+class _Found:
+    """Unique keys in order of first occurrence, their counts, and a hash table of them.
+
+    Keys are numbered from 1: a slot of 0 is empty, as is place 0 of the arrays.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.slots = arrays.empty(1 << (2 * room).bit_length(), np.uint32)
+        self.slots.fill(0)
+        dtypes = np.uint32, np.int64, np.uint32
+        self._all = [arrays.empty(room + 1, dtype) for dtype in dtypes]
+        self.unique = 0
+
+    def add(self, tables: Any, ids: Any, weights: Any) -> np.ndarray:
+        """Return the number of each key, which occurs `weights` times."""
+        numbers = arrays.empty(len(ids), np.uint32)
+        unique = np.uint32(self.unique)
+        self.unique = int(_add_cpu(tables, ids, weights, self.slots, *self._all, unique, numbers))
+        return numbers
+
+    @property
+    def keys(self) -> list[np.ndarray]:
+        """Tables, ids and counts."""
+        return [array[1 : self.unique + 1] for array in self._all]
+
+
+def _on_cpu(tables: Any, ids: Any, n: int) -> UniqueKeys:
+    size = blocks(n, min(8, blocks(n, _PART)))
+    parts, numbers = [None] * blocks(n, size), [None] * blocks(n, size)
+    once = np.broadcast_to(np.uint32(1), n)
+
+    def find(i: int, j: int) -> None:
+        part = _Found(n if i == 0 else j - i)  # the others will be added to the first
+        numbers[i // size] = part.add(tables[i:j], ids[i:j], once[i:j])
+        parts[i // size] = part
+
+    cpu.parallel(find, n, size)
+    found = parts[0]
+    counts = [found.keys[2].copy(), *(part.keys[2] for part in parts[1:])]
+    merged = [np.arange(1, found.unique + 1, dtype=np.uint32)]
+    merged += [found.add(*part.keys) for part in parts[1:]]
+    unique_tables, unique_ids, totals = found.keys
+    offsets = arrays.empty(len(totals) + 1, np.int64)
+    offsets[0] = 0
+    np.cumsum(totals, out=offsets[1:])
+    ends, begins = offsets[:-1].copy(), [arrays.empty(len(m), np.int64) for m in merged]
+    for part in zip(merged, counts, begins, strict=True):
+        _begin_cpu(part[0], part[1], ends, part[2])
+    inverse, positions = arrays.empty(n, np.int64), arrays.empty(n, np.int64)
+
+    def place(i: int, j: int) -> None:
+        part = i // size
+        _place_cpu(i, numbers[part], merged[part], begins[part], inverse[i:j], positions)
+
+    cpu.parallel(place, n, size)
+    return UniqueKeys(unique_tables, unique_ids, inverse, offsets, positions)
 
 
 def _per_key(n: int) -> Geometry:
@@ -138,8 +211,7 @@ def unique_keys(tables: Any, ids: Any) -> UniqueKeys:
     Raises
     ------
     ValueError, TypeError
-        Keys of another shape or dtype, on several devices, or 2^31 and more on one that is not
-        the CPU.
+        Keys of another shape or dtype, on several devices, or 2^31 and more.
 
     Examples
     --------
@@ -148,28 +220,20 @@ def unique_keys(tables: Any, ids: Any) -> UniqueKeys:
     (array([ 7, -1]), array([0, 1, 0, 0]), array([0, 3, 4]), array([0, 2, 3, 1]))
     """
     n = check_keys("unique_keys", tables, ids)
+    if n >= 2**31:
+        raise ValueError(f"unique_keys: N must be less than 2**31, got {n}.")
     xp = arrays.namespace("unique_keys", tables, ids)
+    if n == 0:
+        none = xp.empty(0, np.int64)
+        return UniqueKeys(xp.empty(0, np.uint32), none, none, xp.zeros(1, np.int64), none)
     if xp is not np:
         return _on_device(xp, xp.ascontiguousarray(tables), xp.ascontiguousarray(ids), n)
-    slots = arrays.empty(1 << (2 * n).bit_length(), np.int32 if n < 2**31 else np.int64)
-    slots.fill(-1)
-    unique_tables, unique_ids = arrays.empty(n, np.uint32), arrays.empty(n, np.int64)
-    inverse, positions = arrays.empty(n, np.int64), arrays.empty(n, np.int64)
-    offsets = arrays.empty(n + 1, np.int64)
-    offsets.fill(0)
-    u = _unique_cpu(tables, ids, slots, unique_tables, unique_ids, inverse, offsets)
-    offsets = offsets[: u + 1]
-    _positions_cpu(inverse, offsets, positions)
-    return UniqueKeys(unique_tables[:u], unique_ids[:u], inverse, offsets, positions)
+    return _on_cpu(tables, ids, n)
 
 
 def _on_device(xp: ModuleType, tables: Any, ids: Any, n: int) -> UniqueKeys:
-    if n >= 2**31:
-        raise ValueError(f"unique_keys: N must be less than 2**31 on a device, got {n}.")
     unique_tables, unique_ids = xp.empty(n, np.uint32), xp.empty(n, np.int64)
     inverse, positions = xp.empty(n, np.int64), xp.empty(n, np.int64)
-    if n == 0:
-        return UniqueKeys(unique_tables, unique_ids, inverse, xp.zeros(1, np.int64), positions)
     slots = xp.full(1 << (2 * n).bit_length(), _EMPTY, np.int32)
     places, words = xp.empty(n, np.uint32), blocks(n, 32)
     marks, marked = xp.empty(words, np.uint32), xp.empty(words, np.int32)
