@@ -23,8 +23,8 @@ struct Constants {
     const float* scale;
 };
 
-template <int N>
-__device__ __forceinline__ void update(float* w, float* m, float* v, const float* g,
+template <int N, typename Vector>
+__device__ __forceinline__ void update(Vector w, float* m, float* v, const float* g,
                                        const Constants& c) {
     const Floats<N> gradient = load<N>(g);
     Floats<N> weight = load<N>(w), mean = load<N>(m), square = load<N>(v);
@@ -53,8 +53,9 @@ extern "C" __global__ void __launch_bounds__(256)
               const int64_t* ids, uint64_t seed, uint32_t step, int64_t row_count) {
     const RowPiece<DIM, VECTOR> piece;
     if (piece.u >= row_count) return;
-    float* row = row_at(chunks, k, stride, rows[piece.u]) + piece.column;
-    update<VECTOR>(row, row + DIM, row + 2 * DIM, g + piece.number * VECTOR,
+    float* row = row_at(chunks, k, stride, rows[piece.u]);
+    update<VECTOR>(piece.vector(row, {tables, ids, seed, step}), piece.state(row),
+                   piece.state(row, 1), g + piece.number * VECTOR,
                    {rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay, scale});
 }
 #else

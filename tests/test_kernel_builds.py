@@ -21,7 +21,6 @@ from assembled import assembled
 from cupyrec import Tensor, arrays, kernel, ops
 from cupyrec.kernel import Kernel
 from cupyrec.ops import (
-    adam,
     bce_with_logits,
     dot_interaction,
     embedding_rows,
@@ -85,8 +84,7 @@ def rows_of(width, shift):
     for _, states, _, update, _, constants in kernel_cases.OPTIMIZERS:
         memory = embedding_rows.RowMemory(chunks, 1, ((states + 1) * width + 3) // 4 * 4)
         update(memory, keys, x, **constants)
-        if update is not adam.adam_rows:
-            update(memory._replace(value=1), keys, x, **constants, rounding=rounding)
+        update(memory._replace(value=1), keys, x, **constants, rounding=rounding)
     for value in (0, 1, 2):
         memory = embedding_rows.RowMemory(chunks, 1, (width + 4) // 4 * 4, value)
         by = rounding if value else None

@@ -6,10 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import oracle
 import pytest
+from test_embedding_rows import keys
 
 from cupyrec import arrays
 from cupyrec.ops import adagrad, adam, sgd
-from cupyrec.ops.embedding_rows import RowMemory
+from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, RowMemory
 
 f32 = np.float32
 
@@ -85,7 +86,8 @@ def chunked(xp, rows, k):
         chunk = np.full((size, rows.shape[1]), np.nan, f32)
         chunk[: len(rows) - first] = rows[first : first + size]
         chunks.append(xp.asarray(chunk))
-    addresses = [chunk.__cuda_array_interface__["data"][0] for chunk in chunks]
+    interface = "__array_interface__" if xp is np else "__cuda_array_interface__"
+    addresses = [getattr(chunk, interface)["data"][0] for chunk in chunks]
     return RowMemory(xp.asarray(np.array(addresses, np.uint64)), k, rows.shape[1]), chunks
 
 
@@ -217,6 +219,41 @@ def test_nan_and_inf_stay_in_their_element(xp, rule):
         np.testing.assert_array_equal(np.isfinite(arrays.to_host(part)), np.isfinite(g))
 
 
+# Rows of 16 bits
+
+
+@every_rule
+@pytest.mark.parametrize("device", ["cpu", None])
+@pytest.mark.parametrize(("value", "width"), [(FLOAT16, 5), (BFLOAT16, 12), (BFLOAT16, 7)])
+def test_rows_of_16_bits_are_those_of_32_rounded(xp, rule, device, value, width):
+    """To the bit on their own device; state is the same words, behind fewer of the vector."""
+    xp, n = arrays.module(device) if device else xp, 9
+    rows = start_rows(n, width, rule.parts, whole=True)
+    rows[:, width : rule.parts * width] = abs(oracle.normals((n, (rule.parts - 1) * width)))
+    begin = (width + 1) // 2
+    short = np.full((n, rows.shape[1]), 9, f32)
+    codes = oracle.round_rows(rows[:, :width], *keys(n), value)  # whole: exact
+    short.view(np.uint16)[:, :width] = codes
+    short[:, begin : begin + (rule.parts - 1) * width] = rows[:, width : rule.parts * width]
+    memory, chunks = chunked(xp, rows, 2)
+    touched, g = xp.asarray(np.random.default_rng(0).permutation(n)), gradient((n, width))
+    rule.rows(memory, touched, xp.asarray(g), **rule.options(2))
+    after = unchunked(chunks, n)
+    short_memory, short_chunks = chunked(xp, short, 2)
+    rounding = keys(n)
+    on_device = rounding._replace(tables=xp.asarray(rounding.tables), ids=xp.asarray(rounding.ids))
+    rule.rows(
+        short_memory._replace(value=value), touched, xp.asarray(g), **rule.options(2),
+        rounding=on_device,
+    )  # fmt: skip
+    got, expected = unchunked(short_chunks, n), short.copy()
+    order = arrays.to_host(touched)
+    codes = oracle.round_rows(after[order, :width], *rounding, value)
+    expected.view(np.uint16)[order, :width] = codes
+    expected[:, begin : begin + (rule.parts - 1) * width] = after[:, width : rule.parts * width]
+    assert got.tobytes() == expected.tobytes()
+
+
 # The factor of all gradients
 
 
@@ -232,14 +269,9 @@ def test_scale_lies_on_the_device_and_nan_updates_nothing(xp, rule, device):
         rule.dense(*dense, g, **options)
         results.append([arrays.to_host(part) for part in dense])
         rows = start_rows(3, 5, rule.parts)
-        if xp is np:
-            memory = RowMemory(np.array([rows.ctypes.data], np.uint64), 2, rows.shape[1])
-            rule.rows(memory, np.arange(3), gradient((3, 5)), **options)
-        else:
-            memory, chunks = chunked(xp, rows, 2)
-            rule.rows(memory, xp.arange(3), xp.asarray(gradient((3, 5))), **options)
-            rows = unchunked(chunks, 3)
-        results[-1].append(rows)
+        memory, chunks = chunked(xp, rows, 2)
+        rule.rows(memory, xp.arange(3), xp.asarray(gradient((3, 5))), **options)
+        results[-1].append(unchunked(chunks, 3))
     started = [np.full(5, value, f32) for value in (1, 0, 0)[: rule.parts]]
     started.append(start_rows(3, 5, rule.parts))
     for a, b, c, d, e in zip(*results, started, strict=True):

@@ -18,11 +18,22 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.clip_scale import scale_pointer, scale_value
-from cupyrec.ops.embedding_rows import RowMemory, check_rows, row_at, row_kernel, update_rows
+from cupyrec.ops.embedding_rows import (
+    Rounding,
+    RowMemory,
+    check_rows,
+    read_vector,
+    row_at,
+    row_kernel,
+    state_at,
+    update_rows,
+    update_rows_cpu,
+    write_vector,
+)  # fmt: skip
 
 __all__ = ["adam_dense", "adam_rows"]
 
-_ELEMENTS, _ROWS = 65536, 512  # a block
+_ELEMENTS = 65536  # a block
 
 
 @cpu.exact_loop
@@ -36,11 +47,13 @@ def _update(w, m, v, g, constants):
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, constants):
+def _update_rows(memory, rows, g, scratch, rounding, constants):
     n = g.shape[1]
     for u in range(rows.size):
-        row = row_at(memory, rows[u])
-        _update(row[:n], row[n : 2 * n], row[2 * n : 3 * n], g[u], constants)
+        words = row_at(memory, rows[u])
+        w, state = read_vector(memory, words, n, scratch), state_at(memory, words, n)
+        _update(w, state[:n], state[n : 2 * n], g[u], constants)
+        write_vector(memory, words, w, rounding, u)
 
 
 _CONSTANTS = (
@@ -129,6 +142,7 @@ def adam_rows(
     t: int,
     weight_decay: float = 0.0,
     scale: Any = 1.0,
+    rounding: Rounding | None = None,
 ) -> None:
     """Update embedding rows and their state in place.
 
@@ -145,6 +159,8 @@ def adam_rows(
         Decoupled from the gradient; rows that are not in the batch don't decay.
     scale : float, or (1,) array of float32 on the device of `g`
         Where it is NaN, nothing is updated.
+    rounding : Rounding, optional
+        Needed just where rows are of 16 bits.
 
     Raises
     ------
@@ -160,10 +176,9 @@ def adam_rows(
     >>> chunk.round(4)
     array([[0.75 , 0.2  , 0.004, 0.   ]], dtype=float32)
     """
-    xp = check_rows("adam_rows", memory, rows, g, None, parts=2)
+    xp = check_rows("adam_rows", memory, rows, g, rounding, parts=2)
     c = _constants(lr, beta1, beta2, eps, t, weight_decay)
     if xp is not np:
-        update_rows(xp, _rows, memory, rows, g, None, *c, scale_pointer(xp, scale))
+        update_rows(xp, _rows, memory, rows, g, rounding, *c, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
-        c = (*c, np.float32(scale))
-        cpu.parallel(lambda i, j: _update_rows(memory, rows[i:j], g[i:j], c), len(rows), _ROWS)
+        update_rows_cpu(_update_rows, memory, rows, g, rounding, (*c, np.float32(scale)))
