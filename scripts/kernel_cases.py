@@ -7,30 +7,30 @@ here, and where array functions can do the same, one in kernel_naive.py.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import kernel_naive as naive
 import numpy as np
 from kernel_inputs import (
+    CASES,
     FEATURES,
     FULL_BATCH,
+    PARAMETERS,
     TABLES,
     Rows,
     Work,
     bag_offsets,
     batch_keys,
+    case,
     floats,
     normals,
     zipf_keys,
 )
+from optimizer_cases import OPTIMIZERS
 
 from cupyrec.autograd import Tensor
 from cupyrec.ops import (
-    adagrad,
-    adam,
     bce_with_logits,
     clip_scale,
     dot_interaction,
@@ -41,83 +41,12 @@ from cupyrec.ops import (
     move_rows,
     relu_dropout,
     segment_sum,
-    sgd,
     stochastic_rounding,
     sum_squares,
     unique_keys,
 )
 
-PARAMETERS = 2_369_921  # of DLRM's MLPs, 512-256-128 and 1024-1024-512-256-1
-
-CASES: dict[str, tuple[Callable[..., Work], tuple[int, ...]]] = {}
-
-
-def case(name: str, *widths: int) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
-    """Enter a function among the cases, at these widths D; 0 where it has none."""
-
-    def enter(make: Callable[..., Work]) -> Callable[..., Work]:
-        CASES[name] = make, widths or (0,)
-        return make
-
-    return enter
-
-
-# Optimizers
-
-_Update = Callable[..., None]
-OPTIMIZERS: list[tuple[str, int, _Update, _Update, _Update, dict[str, float]]] = [
-    ("sgd", 0, sgd.sgd_dense, sgd.sgd_rows, naive.sgd, dict(lr=0.01)),
-    (
-        "adagrad", 1, adagrad.adagrad_dense, adagrad.adagrad_rows, naive.adagrad,
-        dict(lr=0.01, eps=1e-8),
-    ),
-    (
-        "adam", 2, adam.adam_dense, adam.adam_rows, naive.adam,
-        dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, t=2),
-    ),
-]  # fmt: skip
-
-
-def _dense(
-    states: int, op: _Update, plain: _Update, constants: dict, xp: ModuleType, batch: int, _: int
-) -> Work:
-    n = PARAMETERS if batch >= FULL_BATCH else 1024 * batch
-    g, *values = (floats(xp, n) for _ in range(states + 2))
-    values[1:] = [abs(value) for value in values[1:]]
-
-    def run(update: _Update) -> tuple:
-        update(*values, g, **constants)
-        return tuple(values)
-
-    return Work(
-        lambda: run(op), 4 * n * (2 * len(values) + 1), f"N={n}", {"N": PARAMETERS},
-        naive=lambda: run(plain),
-    )  # fmt: skip
-
-
-def _rows(
-    states: int, op: _Update, plain: _Update, constants: dict, xp: ModuleType, batch: int,
-    width: int,
-) -> Work:  # fmt: skip
-    u = batch * FEATURES // 4
-    held = Rows(xp, u, width, states + 1)
-    g = floats(xp, u, width)
-    plain = functools.partial(plain, **constants)
-
-    def call() -> tuple:
-        op(held.memory, held.rows, g, **constants)
-        return (held.flat,)
-
-    ideal = u * (8 + 4 * width + 8 * width * (states + 1)) + held.addresses
-    return Work(
-        call, ideal, f"U={u} D={width}",
-        naive=lambda: (naive.update_rows(plain, held.flat, held.rows, g, states + 1),),
-    )  # fmt: skip
-
-
-for _name, _states, _on_vectors, _on_rows, _plain, _constants in OPTIMIZERS:
-    case(f"{_name}_dense")(functools.partial(_dense, _states, _on_vectors, _plain, _constants))
-    case(f"{_name}_rows", 128, 16)(functools.partial(_rows, _states, _on_rows, _plain, _constants))
+__all__ = ["CASES", "OPTIMIZERS"]
 
 
 # Embedding

@@ -1,4 +1,4 @@
-"""Inputs of the cases of kernel_cases.py, and the work that they return."""
+"""The cases of bench_kernels.py by name, their inputs, and the work that they return."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from cupyrec.ops import embedding_rows, unique_keys
 TABLES, FEATURES = 26, 27
 IDS, ZIPF = 100_000, 1.2  # of a table
 FULL_BATCH = 65_536
+PARAMETERS = 2_369_921  # of DLRM's MLPs, 512-256-128 and 1024-1024-512-256-1
 CHUNK = 12  # rows lie in chunks of 2^12
 
 
@@ -48,6 +49,19 @@ class Work:
     naive: Callable[[], tuple] | None = None
     before: Callable[[], Any] = lambda: None
     dtype: str = "float32"
+
+
+CASES: dict[str, tuple[Callable[..., Work], tuple[int, ...]]] = {}
+
+
+def case(name: str, *widths: int) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
+    """Enter a function among the cases, at these widths D; 0 where it has none."""
+
+    def enter(make: Callable[..., Work]) -> Callable[..., Work]:
+        CASES[name] = make, widths or (0,)
+        return make
+
+    return enter
 
 
 @functools.cache

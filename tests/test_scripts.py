@@ -46,7 +46,10 @@ def data(bench):
 
 
 # test_bench_kernels.py has these.
-ELSEWHERE = {"kernel_cases.py", "kernel_figures.py", "kernel_inputs.py", "kernel_naive.py"}
+ELSEWHERE = {
+    "kernel_cases.py", "kernel_figures.py", "kernel_inputs.py", "kernel_naive.py",
+    "optimizer_cases.py",
+}  # fmt: skip
 
 
 def test_every_script_is_tried_here():
