@@ -18,3 +18,9 @@ __device__ __forceinline__ float ieee_div(float a, float b) {
     asm("div.rn.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
     return quotient;
 }
+
+__device__ __forceinline__ float ieee_float(double x) {
+    float rounded;
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(rounded) : "d"(x));
+    return rounded;
+}

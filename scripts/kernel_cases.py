@@ -7,6 +7,7 @@ here, and where array functions can do the same, one in kernel_naive.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -122,18 +123,31 @@ def _round_rows(xp: ModuleType, batch: int, width: int) -> Work:
     )  # fmt: skip
 
 
-@case("initial_vectors", 128, 16)
-def _uniform_vectors(xp: ModuleType, batch: int, width: int) -> Work:
+def _initial_vectors(
+    xp: ModuleType, batch: int, width: int, parameters: list[float], plain: Callable[..., Any]
+) -> Work:
     keys = batch_keys(batch)
     tables, ids = xp.asarray(keys.tables), xp.asarray(keys.ids)
-
-    def call() -> tuple:
-        return (initial_vectors.uniform_vectors(tables, ids, width, 7, -0.05, 0.05),)
-
+    of_all = initial_vectors.Distributions(
+        xp.zeros(1, np.int32), xp.full(1, width, np.int32), xp.asarray(np.array([parameters]))
+    )
     return Work(
-        call, len(ids) * (12 + 4 * width), f"N={len(ids)} D={width}",
-        naive=lambda: (naive.uniform_vectors(xp, len(ids), width, -0.05, 0.05),),
+        lambda: (initial_vectors.initial_vectors(tables, ids, width, 7, of_all),),
+        len(ids) * (12 + 4 * width), f"N={len(ids)} D={width}",
+        naive=lambda: (plain(xp, len(ids), width),),
     )  # fmt: skip
+
+
+@case("initial_uniform", 128, 16)
+def _initial_uniform(xp: ModuleType, batch: int, width: int) -> Work:
+    parameters = [0.0, 0.0, -0.5, 1.0, -0.5, 0.5]
+    return _initial_vectors(xp, batch, width, parameters, naive.initial_uniform)
+
+
+@case("initial_normal", 128, 16)
+def _initial_normal(xp: ModuleType, batch: int, width: int) -> Work:
+    parameters = [0.0, 1.0, 0.0, 0.25, -9.0, 9.0]
+    return _initial_vectors(xp, batch, width, parameters, naive.initial_normal)
 
 
 @case("segment_sum", 128, 16)

@@ -53,10 +53,14 @@ def write_rows(memory: Any, first: int, values: Any) -> Any:
     return memory
 
 
-def uniform_vectors(xp: ModuleType, count: int, width: int, low: float, high: float) -> Any:
+def initial_uniform(xp: ModuleType, count: int, width: int) -> Any:
     """Other numbers: the module's generators know no keys."""
+    return xp.random.default_rng(0).random((count, width), dtype=np.float32) - np.float32(0.5)
+
+
+def initial_normal(xp: ModuleType, count: int, width: int) -> Any:
     generator = xp.random.default_rng(0)
-    return generator.random((count, width), dtype=np.float32) * (high - low) + low
+    return generator.standard_normal((count, width), dtype=np.float32) * np.float32(0.25)
 
 
 def segment_sum(xp: ModuleType, x: Any, inverse: Any, count: int) -> Any:

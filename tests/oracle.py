@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -143,6 +144,19 @@ def uniform_vectors(tables, ids, width: int, seed: int, low: float, high: float)
             words = philox4x32((*halves(int(key)), int(table), n // 4), halves(seed))
             u = np.float32((words[n % 4] >> 8) / 2**24)
             out[i, n] = low + u * (high - low)
+    return out
+
+
+def truncated_normal_vectors(tables, ids, width: int, seed: int, mean, std, low, high):
+    """float64, of values within [low, high], which should not lie in one tail alone."""
+    normal = statistics.NormalDist(mean, std)
+    below, mass = normal.cdf(low), normal.cdf(high) - normal.cdf(low)
+    out = np.empty((len(ids), width))
+    for i, (table, key) in enumerate(zip(tables, ids, strict=True)):
+        for n in range(width):
+            if n % 4 == 0:
+                words = philox4x32((*halves(int(key)), int(table), n // 4), halves(seed))
+            out[i, n] = normal.inv_cdf(below + mass * (words[n % 4] + 0.5) / 2**32)
     return out
 
 

@@ -98,7 +98,9 @@ def rows_of(width, shift):
     segment_sum.segment_sum(x, keys, keys, index=keys, weights=floats(2))
     int8_codec.int8_encode(x)
     int8_codec.int8_decode(codes, floats(2), out=x)
-    initial_vectors.uniform_vectors(tables, keys, width, 0, 0.0, 1.0)
+    ranges = floats(1, dtype=np.int32), floats(1, dtype=np.int32), floats(1, 6, dtype=np.float64)
+    distributions = initial_vectors.Distributions(*ranges)
+    initial_vectors.initial_vectors(tables, keys, width, 0, distributions)
 
 
 def vectors(shift):
