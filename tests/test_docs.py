@@ -1,4 +1,4 @@
-"""Every snippet and command of docs/data.md works, in the order of the page."""
+"""Every snippet and command of docs works; of data.md, in the order of the page."""
 
 import doctest
 import re
@@ -94,3 +94,11 @@ def test_figures_of_the_page(folder):
     assert batch.ids[:, 2].tolist() == [-(2**63)] * 3
     assert batch.ids[:, 3].tolist() == [1, 2, 2]  # floor(2 ln 1.5) = 0
     np.testing.assert_allclose(batch.dense[:, 0], [-np.log(2), np.log(1.0012), np.log(1.5)], 1e-6)
+
+
+def test_the_page_on_embedding():
+    page = (ROOT / "docs" / "embedding.md").read_text("utf-8")
+    examples = "".join(re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
+    test = doctest.DocTestParser().get_doctest(examples, {}, "embedding.md", None, 0)
+    result = doctest.DocTestRunner().run(test)
+    assert (result.failed, result.attempted) == (0, 6)
