@@ -1,4 +1,4 @@
-"""The PyTorch side of bench_train.py: its models in eager mode with sparse embedding gradients.
+"""The PyTorch side of bench_train.py and bench_embedding.py: eager mode, sparse table gradients.
 
 Reads the data's path and the case from its arguments, then lines "step N" or "gemms N" from stdin,
 and answers each with the mean seconds.
@@ -69,27 +69,67 @@ def optimizers(model, name, lr):
     return [optimizer(model.parameters(), lr)]
 
 
+class Training:
+    """A step of a model on click logs."""
+
+    def __init__(self, case, data):
+        self.dense, self.indices, self.labels = (
+            torch.from_numpy(data[name]) for name in ("dense", "indices", "labels")
+        )
+        self.model = MODELS[case["model"]](case)
+        self.optimizers = optimizers(self.model, case["optimizer"], case["lr"])
+        self.loss = nn.BCEWithLogitsLoss()
+
+    def step(self, at):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        logits = self.model(self.dense[at], self.indices[at])
+        self.loss(logits, self.labels[at]).backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+class Bags:
+    """A step of summed bags alone, whose gradients are ones."""
+
+    def __init__(self, case, data):
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(case["ids"], case["width"], mode="sum", sparse=True)
+            for _ in range(case["tables"])
+        )
+        self.optimizer = torch.optim.SGD(self.tables.parameters(), case["lr"])
+        self.gradients = [torch.ones(case["batch"], case["width"])] * case["tables"]
+        self.batches, at = [], 0
+        for lengths in data["lengths"]:  # (B, F): each feature's bags as EmbeddingBag takes them
+            parts = np.split(data["values"][at : at + lengths.sum()], lengths.cumsum()[:-1])
+            at += lengths.sum()
+            columns = [np.concatenate(parts[f :: case["tables"]]) for f in range(case["tables"])]
+            starts = (lengths.cumsum(axis=0) - lengths).T.copy()
+            pairs = zip(columns, starts, strict=True)
+            self.batches.append([tuple(map(torch.from_numpy, pair)) for pair in pairs])
+
+    def step(self, at):
+        self.optimizer.zero_grad()
+        batch = self.batches[at]
+        bags = [table(*part) for table, part in zip(self.tables, batch, strict=True)]
+        torch.autograd.backward(bags, self.gradients)
+        self.optimizer.step()
+
+
 def main():
     data, case = np.load(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(case["threads"])
     torch.manual_seed(0)
-    dense, indices, labels = (torch.from_numpy(data[k]) for k in ("dense", "indices", "labels"))
-    model = MODELS[case["model"]](case)
-    updates = optimizers(model, case["optimizer"], case["lr"])
-    loss_function = nn.BCEWithLogitsLoss()
+    training = (Bags if case["model"] == "bags" else Training)(case, data)
     at = 0
 
     def step():
         nonlocal at
-        at = (at + 1) % len(labels)
-        for optimizer in updates:
-            optimizer.zero_grad()
-        loss_function(model(dense[at], indices[at]), labels[at]).backward()
-        for optimizer in updates:
-            optimizer.step()
+        at = (at + 1) % case["batches"]
+        training.step(at)
 
     layers = []
-    for n, m in case["layers"]:
+    for n, m in case.get("layers", []):
         x, w, dy = torch.randn(case["batch"], n), torch.randn(m, n), torch.randn(case["batch"], m)
         layers.append((x, w, dy, torch.empty_like(dy), torch.empty_like(w), torch.empty_like(x)))
 

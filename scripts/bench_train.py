@@ -146,7 +146,7 @@ class Peer:
     def __init__(self, case: dict, data: dict[str, np.ndarray], threads: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
         np.savez(self.folder.name + "/data.npz", **data)
-        case = case | {"threads": threads, "layers": layer_shapes(case)}
+        case = case | {"threads": threads}
         command = [
             python_with_torch(), ROOT / "scripts/bench_peer_torch.py",
             self.folder.name + "/data.npz", json.dumps(case),
@@ -191,7 +191,7 @@ def seconds(work, repeat: int) -> float:
 
 def measure(case: dict, data: dict[str, np.ndarray], options: argparse.Namespace) -> dict:
     """Ratios and speed with one optimizer."""
-    peer = Peer(case, data, options.threads)
+    peer = Peer(case | {"layers": layer_shapes(case)}, data, options.threads)
     ours, gemms = Ours(case, data), Gemms(case)
     seconds(ours, 2)
     peer.seconds("step", 2)

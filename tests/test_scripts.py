@@ -1,5 +1,6 @@
 """What stands in scripts/ runs: each on a tiny case, shell scripts as far as bash reads them."""
 
+import argparse
 import json
 import re
 import runpy
@@ -182,16 +183,79 @@ def test_matmuls_of_the_bench_are_those_of_the_layers(bench):
 def test_the_peer_answers(bench, data, tmp_path, case):
     if not (bench["PEER_VENV"] / "complete").exists():
         pytest.skip("bench_train.py has not installed the peer")
-    np.savez(tmp_path / "data.npz", **data)
-    case = case | {"threads": 1, "layers": bench["layer_shapes"](case)}
+    step, gemms = ask_the_peer(
+        bench, data, case | {"layers": bench["layer_shapes"](case)}, tmp_path
+    )
+    assert 0 < gemms < step < 60
+
+
+def ask_the_peer(bench, data, case, folder):
+    """Seconds of a step and of the matmuls."""
+    np.savez(folder / "data.npz", **data)
     command = [
         bench["PEER_VENV"] / "bin/python", SCRIPTS / "bench_peer_torch.py",
-        tmp_path / "data.npz", json.dumps(case),
+        folder / "data.npz", json.dumps(case | {"threads": 1}),
     ]  # fmt: skip
     result = subprocess.run(command, input="step 2\ngemms 1\n", capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    step, gemms = map(float, result.stdout.split())
-    assert 0 < gemms < step < 60
+    return map(float, result.stdout.split())
+
+
+# What makes an embedding fast
+
+FEW_KEYS = dict(tables=3, ids=50, batch=16, zipf=1.1, batches=1)
+FEW_ROWS = dict(tables=2, width=4, batch=16, sizes=[100, 200], lr=0.1)
+FEW_BAGS = dict(
+    model="bags", optimizer="sgd", tables=3, ids=20, width=4, longest=5, batch=8, zipf=1.1, lr=0.1,
+    batches=2,
+)  # fmt: skip
+ONCE = argparse.Namespace(rounds=1, steps=1, threads=1)
+
+
+@pytest.fixture
+def embedding_bench(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return runpy.run_path(str(SCRIPTS / "bench_embedding.py"))
+
+
+def test_unique_keys_are_timed(embedding_bench, capsys):
+    result = embedding_bench["unique"](FEW_KEYS, ONCE)
+    assert list(result) == ["ratio_vs_numpy", "encode_ratio_vs_numpy"]
+    assert all(0 < ratio < 1000 for ratio in result.values())
+    assert capsys.readouterr().err.count(" ms, ours ") == 4
+
+
+def test_growing_tables_are_timed(embedding_bench, capsys):
+    result = embedding_bench["growth"](FEW_ROWS, ONCE)
+    told = capsys.readouterr().err
+    assert re.findall(r"^(\d+) ids", told, re.MULTILINE) == ["128", "224"]  # by 32 a step
+    assert 0 < result["lookup_growth"] < 100
+    assert 0 < result["longest_pause"] < 60
+    assert result["bytes_per_id"] > 16  # at least an id and a table, in slots that are not all full
+
+
+def test_bags_of_the_bench(embedding_bench):
+    data = embedding_bench["ragged"](FEW_BAGS)
+    assert data["lengths"].shape == (2, 8, 3)
+    assert set(data["lengths"].ravel()) == {1, 2, 3, 4, 5}
+    assert data["values"].shape == (data["lengths"].sum(),)
+    assert data["values"].max() < 20
+
+
+def test_the_peer_sums_bags(bench, embedding_bench, tmp_path):
+    if not (bench["PEER_VENV"] / "complete").exists():
+        pytest.skip("bench_train.py has not installed the peer")
+    step, _ = ask_the_peer(bench, embedding_bench["ragged"](FEW_BAGS), FEW_BAGS, tmp_path)
+    assert 0 < step < 60
+
+
+@pytest.mark.parametrize("script", ["bench_train.py", "bench_embedding.py"])
+def test_benches_know_their_cases(script, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    with pytest.raises(SystemExit) as ended:
+        run(script, "--case", "none", monkeypatch=monkeypatch)
+    assert ended.value.code == 2
+    assert "argument --case: invalid choice: 'none'" in capsys.readouterr().err
 
 
 # On a GPU
