@@ -32,6 +32,15 @@ def adam(
     w -= lr / (1 - beta1**t) * m / (v**0.5 / (1 - beta2**t) ** 0.5 + eps)
 
 
+def ftrl(
+    w: Any, n: Any, z: Any, g: Any, *, lr: float, lambda1: float, lambda2: float, beta: float
+) -> None:
+    before, edge = n**0.5, lr * lambda1
+    n += g * g
+    z += lr * g - (n**0.5 - before) * w
+    w[...] = (z.clip(-edge, edge) - z) / (beta + n**0.5 + lr * lambda2)
+
+
 def update_rows(update: Callable[..., None], memory: Any, rows: Any, g: Any, parts: int) -> Any:
     """Copy rows out, update them, copy them back."""
     width = g.shape[1]

@@ -9,7 +9,7 @@ from types import ModuleType
 import kernel_naive as naive
 from kernel_inputs import FEATURES, FULL_BATCH, PARAMETERS, Rows, Work, case, floats
 
-from cupyrec.ops import adagrad, adam, sgd
+from cupyrec.ops import adagrad, adam, ftrl, sgd
 
 _Update = Callable[..., None]
 OPTIMIZERS: list[tuple[str, int, _Update, _Update, _Update, dict[str, float]]] = [
@@ -21,6 +21,10 @@ OPTIMIZERS: list[tuple[str, int, _Update, _Update, _Update, dict[str, float]]] =
     (
         "adam", 2, adam.adam_dense, adam.adam_rows, naive.adam,
         dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, t=2),
+    ),
+    (
+        "ftrl", 2, ftrl.ftrl_dense, ftrl.ftrl_rows, naive.ftrl,
+        dict(lr=0.01, lambda1=0.1, lambda2=0.01, beta=1.0),
     ),
 ]  # fmt: skip
 

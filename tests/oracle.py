@@ -326,3 +326,19 @@ def adam(w, m, v, g, *, lr, beta1, beta2, eps, t, weight_decay=0.0, scale=1.0) -
     m[:] = beta1 * m + (1 - beta1) * g
     v[:] = beta2 * v + (1 - beta2) * g**2
     w -= lr * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
+
+
+def ftrl(
+    w, n, z, g, *, lr, lambda1=0.0, lambda2=0.0, beta=0.0, weight_decay=0.0, scale=1.0
+) -> None:
+    """Algorithm 1 of McMahan et al. 2013; here z is lr times theirs. What decay takes off a weight
+    is made up in z, so that the closed form gives the smaller weight."""
+    g, theirs = scale * np.float64(g), z / lr
+    sigma = (np.sqrt(n + g**2) - np.sqrt(n)) / lr
+    theirs += g - sigma * w
+    n += g**2
+    curvature = (beta + np.sqrt(n)) / lr + lambda2
+    theirs += curvature * lr * weight_decay * w
+    shrunk = np.sign(theirs) * np.maximum(abs(theirs) - lambda1, 0)
+    w[:] = np.divide(-shrunk, curvature, out=np.zeros_like(w), where=shrunk != 0)
+    z[:] = lr * theirs

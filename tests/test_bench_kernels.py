@@ -349,11 +349,14 @@ def test_no_naive_version_of_look_ups():
 # Bars
 
 NEAR_IDEAL = {
-    "sgd_dense", "adagrad_dense", "adam_dense", "gather_rows", "int8_encode", "int8_decode",
-    "dot_interaction_forward", "dot_interaction_backward", "relu_dropout_forward",
+    "sgd_dense", "adagrad_dense", "adam_dense", "ftrl_dense", "gather_rows", "int8_encode",
+    "int8_decode", "dot_interaction_forward", "dot_interaction_backward", "relu_dropout_forward",
     "relu_dropout_backward", "bce_forward", "bce_backward",
 }  # fmt: skip
-ROW_WISE = {"sgd_rows", "adagrad_rows", "adam_rows", "segment_sum", "segment_sum_bags"}
+ROW_WISE = {
+    "sgd_rows", "adagrad_rows", "adam_rows", "ftrl_rows", "segment_sum",
+    "segment_sum_bags",
+}  # fmt: skip
 SMALL = {"clip_scale", "bce_forward", "bce_backward"}  # a batch of 65,536 doesn't fill a GPU
 NO_STREAM = SMALL | {
     "initial_uniform", "initial_normal",  # 12 bytes a vector are read; what is drawn bounds them

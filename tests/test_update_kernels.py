@@ -1,4 +1,4 @@
-"""SGD, Adagrad and Adam on devices: the updates of dense parameters and rows, one formula each."""
+"""SGD, Adagrad, Adam, FTRL on devices: updates of dense parameters and rows, one formula each."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 from test_embedding_rows import keys
 
 from cupyrec import arrays
-from cupyrec.ops import adagrad, adam, sgd
+from cupyrec.ops import adagrad, adam, ftrl, sgd
 from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, RowMemory
 
 f32 = np.float32
@@ -35,6 +35,14 @@ def naive_adam(w, m, v, g, *, lr, beta1, beta2, eps, t, weight_decay, scale):
     v += f32(1 - beta2) * g * g
     denominator = np.sqrt(v) / f32((1 - beta2**t) ** 0.5) + f32(eps)
     w -= f32(lr / (1 - beta1**t)) * (m / denominator)
+
+
+def naive_ftrl(w, n, z, g, *, lr, lambda1=0, lambda2=0, beta=0, weight_decay=0, scale):
+    g, before, edge = f32(scale) * g, np.sqrt(n), f32(lr * lambda1)
+    n += g * g
+    c = f32(beta) + np.sqrt(n) + f32(lr * lambda2)
+    z += f32(lr) * g - (np.sqrt(n) - before) * w + f32(lr * weight_decay) * c * w
+    w[:] = (np.clip(z, -edge, edge) - z) / c
 
 
 @dataclasses.dataclass
@@ -68,6 +76,11 @@ RULES = [
         "adam", adam.adam_dense, adam.adam_rows, oracle.adam, naive_adam, 3,
         ADAM_EXACT,
         dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.3, scale=0.7),
+    ),
+    Rule(
+        "ftrl", ftrl.ftrl_dense, ftrl.ftrl_rows, oracle.ftrl, naive_ftrl, 3,
+        dict(lr=2.0, scale=0.5),
+        dict(lr=0.1, lambda1=0.3, lambda2=0.01, beta=0.5, weight_decay=0.02, scale=0.7),
     ),
 ]  # fmt: skip
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -335,7 +348,7 @@ def test_what_moves(rule):
 
 def test_grids_fill_a_gpu():
     """132 SMs of 8 blocks, with the widths of OneFlow's DLRM at batch 65,536."""
-    for module in (sgd, adagrad, adam):
+    for module in (sgd, adagrad, adam, ftrl):
         assert module._dense.geometry(N=2_400_000).grid >= 132 * 8
         assert module._rows.geometry(U=100_000, D=128, vector=4).grid >= 132 * 8
         assert module._rows.geometry(U=100_000, D=16, vector=4).grid >= 132 * 8

@@ -1,0 +1,185 @@
+"""FTRL-Proximal (McMahan et al. 2013), on dense parameters and, lazily, on embedding rows.
+
+    g = scale * g                               scale: the clipping factor
+    r = sqrt(n);  n += g^2;  c = beta + sqrt(n) + lr * lambda2
+    z += lr * g - (sqrt(n) - r) * w + lr * weight_decay * c * w
+    w = (sign(z) * lr * lambda1 - z) / c        0 where |z| <= lr * lambda1
+
+z is lr times the paper's, so that a schedule changes what steps add, not what weights are already.
+Weight decay is decoupled: it takes lr * weight_decay * w off each weight that is not 0 after the
+step, and z, of which weights are made anew, knows. lr = 0 updates nothing.
+
+A row is [w (D), n (D), z (D)]. Lazy: only the rows of the batch move.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupyrec import arrays, cpu, errors
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.ops.clip_scale import scale_pointer, scale_value
+from cupyrec.ops.embedding_rows import (
+    Rounding,
+    RowMemory,
+    check_rows,
+    read_vector,
+    row_at,
+    row_kernel,
+    state_at,
+    update_rows,
+    update_rows_cpu,
+    write_vector,
+)  # fmt: skip
+
+__all__ = ["ftrl_dense", "ftrl_rows"]
+
+_ELEMENTS = 65536  # a block
+
+
+@cpu.exact_loop
+def _update(w, n, z, g, constants):
+    lr, lasso, ridge, beta, decay, scale = constants
+    for i in range(g.size):
+        x = g[i] * scale
+        before = np.sqrt(n[i])
+        n[i] += x * x
+        root = np.sqrt(n[i])
+        c = beta + root + ridge
+        z[i] += lr * x + (decay * c - (root - before)) * w[i]
+        edge = lasso if z[i] > 0 else -lasso
+        w[i] = np.float32(0) if abs(z[i]) <= lasso else (edge - z[i]) / c
+
+
+@cpu.exact_loop
+def _update_rows(memory, rows, g, scratch, rounding, constants):
+    width = g.shape[1]
+    for u in range(rows.size):
+        words = row_at(memory, rows[u])
+        w, state = read_vector(memory, words, width, scratch), state_at(memory, words, width)
+        _update(w, state[:width], state[width : 2 * width], g[u], constants)
+        write_vector(memory, words, w, rounding, u)
+
+
+_CONSTANTS = "float lr, float lasso, float ridge, float beta, float decay"
+_dense = Kernel(
+    "ftrl.cu", "ftrl_dense",
+    f"float* w, float* n, float* z, const float* g, {_CONSTANTS}, const float* scale, int64_t size",
+    lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
+)  # fmt: skip
+_rows = row_kernel("ftrl.cu", "ftrl_rows", _CONSTANTS)
+
+
+def _constants(
+    lr: float, lambda1: float, lambda2: float, beta: float, weight_decay: float
+) -> tuple[np.float32, ...]:
+    """What loops and kernels take."""
+    return tuple(np.float32(c) for c in (lr, lr * lambda1, lr * lambda2, beta, lr * weight_decay))
+
+
+def ftrl_dense(
+    w: Any,
+    n: Any,
+    z: Any,
+    g: Any,
+    *,
+    lr: float,
+    lambda1: float = 0.0,
+    lambda2: float = 0.0,
+    beta: float = 0.0,
+    weight_decay: float = 0.0,
+    scale: Any = 1.0,
+) -> None:
+    """Update dense parameters and their state in place.
+
+    Parameters
+    ----------
+    w, n, z, g : (N,) arrays of float32
+        Parameters, sums of squares, sums of what moves the parameters, gradient.
+    lr : float
+        The paper's alpha.
+    lambda1, lambda2, beta : float
+        Weights of the L1 and of the L2 penalty, added to the root of the sum of squares.
+    weight_decay : float
+        Decoupled from the gradient.
+    scale : float, or (1,) array of float32 on the device of `w`
+        Where it is NaN, nothing is updated.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes or dtypes that don't agree.
+
+    Examples
+    --------
+    >>> w, n, z = (np.zeros(2, np.float32) for _ in range(3))
+    >>> ftrl_dense(w, n, z, np.array([2.0, 0.5], np.float32), lr=0.5, lambda1=1.0)
+    >>> w, n, z
+    (array([-0.25,  0.  ], dtype=float32), array([4.  , 0.25], dtype=float32), \
+array([1.  , 0.25], dtype=float32))
+    """
+    errors.vectors("ftrl_dense", w=w, n=n, z=z, g=g)
+    xp = arrays.namespace("ftrl_dense", w, n, z, g)
+    c = _constants(lr, lambda1, lambda2, beta, weight_decay)
+    if lr == 0:
+        return
+    if xp is not np:
+        g = xp.ascontiguousarray(g)
+        macros = {"VECTOR": vector_width(4, w, n, z, g)}
+        _dense(w, n, z, g, *c, scale_pointer(xp, scale), w.size, macros=macros, N=w.size)
+    elif not np.isnan(scale := scale_value(scale)):
+        c = (*c, np.float32(scale))
+        cpu.parallel(lambda i, j: _update(w[i:j], n[i:j], z[i:j], g[i:j], c), w.size, _ELEMENTS)
+
+
+def ftrl_rows(
+    memory: RowMemory,
+    rows: Any,
+    g: Any,
+    *,
+    lr: float,
+    lambda1: float = 0.0,
+    lambda2: float = 0.0,
+    beta: float = 0.0,
+    weight_decay: float = 0.0,
+    scale: Any = 1.0,
+    rounding: Rounding | None = None,
+) -> None:
+    """Update embedding rows and their state in place.
+
+    Parameters
+    ----------
+    memory : RowMemory
+    rows : (U,) array of int64
+        No row twice.
+    g : (U, D) array of float32
+    lr, lambda1, lambda2, beta, weight_decay : float
+        See `ftrl_dense`.
+    scale : float, or (1,) array of float32 on the device of `g`
+        Where it is NaN, nothing is updated.
+    rounding : Rounding, optional
+        Needed just where rows are of 16 bits.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes or dtypes that don't agree. Row numbers are not checked.
+
+    Examples
+    --------
+    >>> chunk = np.zeros((1, 4), np.float32)
+    >>> memory = RowMemory(np.array([chunk.ctypes.data], np.uint64), k=0, stride=4)
+    >>> ftrl_rows(memory, np.array([0]), np.array([[2.0]], np.float32), lr=0.5, lambda1=1.0)
+    >>> chunk
+    array([[-0.25,  4.  ,  1.  ,  0.  ]], dtype=float32)
+    """
+    xp = check_rows("ftrl_rows", memory, rows, g, rounding, parts=2)
+    c = _constants(lr, lambda1, lambda2, beta, weight_decay)
+    if lr == 0:
+        return
+    if xp is not np:
+        update_rows(xp, _rows, memory, rows, g, rounding, *c, scale_pointer(xp, scale))
+    elif not np.isnan(scale := scale_value(scale)):
+        update_rows_cpu(_update_rows, memory, rows, g, rounding, (*c, np.float32(scale)))
