@@ -41,6 +41,14 @@ def ftrl(
     w[...] = (z.clip(-edge, edge) - z) / (beta + n**0.5 + lr * lambda2)
 
 
+def rowwise_adagrad_rows(memory: Any, rows: Any, g: Any, *, lr: float, eps: float) -> Any:
+    width = g.shape[1]
+    s = memory[rows, width] + (g * g).mean(axis=1)
+    memory[rows, width] = s
+    memory[rows, :width] -= lr * g / (s**0.5 + eps)[:, None]
+    return memory
+
+
 def update_rows(update: Callable[..., None], memory: Any, rows: Any, g: Any, parts: int) -> Any:
     """Copy rows out, update them, copy them back."""
     width = g.shape[1]

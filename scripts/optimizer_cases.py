@@ -9,7 +9,7 @@ from types import ModuleType
 import kernel_naive as naive
 from kernel_inputs import FEATURES, FULL_BATCH, PARAMETERS, Rows, Work, case, floats
 
-from cupyrec.ops import adagrad, adam, ftrl, sgd
+from cupyrec.ops import adagrad, adam, ftrl, rowwise_adagrad, sgd
 
 _Update = Callable[..., None]
 OPTIMIZERS: list[tuple[str, int, _Update, _Update, _Update, dict[str, float]]] = [
@@ -69,3 +69,19 @@ def _rows(
 for _name, _states, _on_vectors, _on_rows, _plain, _constants in OPTIMIZERS:
     case(f"{_name}_dense")(functools.partial(_dense, _states, _on_vectors, _plain, _constants))
     case(f"{_name}_rows", 128, 16)(functools.partial(_rows, _states, _on_rows, _plain, _constants))
+
+
+@case("rowwise_adagrad_rows", 128, 16)
+def _rowwise_adagrad_rows(xp: ModuleType, batch: int, width: int) -> Work:
+    u, constants = batch * FEATURES // 4, dict(lr=0.01, eps=1e-8)
+    held, g = Rows(xp, u, width + 1, 1), floats(xp, u, width)
+
+    def call() -> tuple:
+        rowwise_adagrad.rowwise_adagrad_rows(held.memory, held.rows, g, **constants)
+        return (held.flat,)
+
+    ideal = u * (8 + 4 * width + 8 * (width + 1)) + held.addresses
+    return Work(
+        call, ideal, f"U={u} D={width}",
+        naive=lambda: (naive.rowwise_adagrad_rows(held.flat, held.rows, g, **constants),),
+    )  # fmt: skip

@@ -328,6 +328,14 @@ def adam(w, m, v, g, *, lr, beta1, beta2, eps, t, weight_decay=0.0, scale=1.0) -
     w -= lr * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
 
 
+def rowwise_adagrad(w, s, g, *, lr, eps, weight_decay=0.0, scale=1.0) -> None:
+    """Of one row, whose s is one number."""
+    g = scale * np.float64(g)
+    s += (g**2).sum() / len(g)
+    w -= lr * weight_decay * w
+    w -= lr * g / (np.sqrt(s) + eps)
+
+
 def ftrl(
     w, n, z, g, *, lr, lambda1=0.0, lambda2=0.0, beta=0.0, weight_decay=0.0, scale=1.0
 ) -> None:

@@ -190,19 +190,21 @@ def test_addresses_are_uint64():
         write_rows(memory, 0, np.zeros((1, 4), np.float32), NO_STATE)
 
 
-def check_update_refuses(update, parts):
-    """An update of rows that are [w, …] in `parts` parts refuses what it cannot run on."""
+def check_update_refuses(update, parts, words=0):
+    """An update of rows that are [w, …] in `parts` parts, and `words`, refuses what it can't do."""
     before = oracle.normals((4, 12))
     memory, chunks = chunked(before, 1)
-    rows, g = np.arange(2), np.zeros((2, 12 // parts), np.float32)
+    widest = (12 - words) // parts
+    needed = parts * (widest + 1) + words
+    rows, g = np.arange(2), np.zeros((2, widest), np.float32)
     for call, error, text in [
         (lambda: update(memory, rows.astype(np.int32), g), TypeError, "'rows' must be int64"),
         (lambda: update(memory, rows, g.astype(float)), TypeError, "'g' must be float32"),
         (lambda: update(memory, np.arange(3), g), ValueError, "'g' must have U = 3 like 'rows'"),
         (lambda: update(memory, rows, g[0]), ValueError, "'g' must have axes (U, D)"),
         (
-            lambda: update(memory, rows, np.ones((2, 12 // parts + 1), np.float32)),
-            ValueError, f"rows must have {12 + parts} words for 'g' {(2, 12 // parts + 1)} and the",
+            lambda: update(memory, rows, np.ones((2, widest + 1), np.float32)),
+            ValueError, f"rows must have {needed} words for 'g' {(2, widest + 1)} and the",
         ),
     ]:  # fmt: skip
         with pytest.raises(error, match=rf"_rows: {re.escape(text)}.*\.$"):

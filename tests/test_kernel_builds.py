@@ -28,6 +28,7 @@ from cupyrec.ops import (
     int8_codec,
     move_rows,
     relu_dropout,
+    rowwise_adagrad,
     segment_sum,
     stochastic_rounding,
     sum_squares,
@@ -91,6 +92,7 @@ def rows_of(width, shift):
         embedding_rows.write_rows(memory, 0, x, floats(1, 1), by)
         embedding_rows.gather_rows(memory, keys, keys, floats(0, width), x)
         move_rows.move_rows(memory, keys, keys)
+        rowwise_adagrad.rowwise_adagrad_rows(memory, keys, x, lr=0.1, eps=1e-8, rounding=by)
         if value:
             stochastic_rounding.round_rows(x, tables, keys, 0, 0, value)
     segment_sum.segment_sum(x, keys, keys)

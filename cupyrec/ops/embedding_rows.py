@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -141,7 +142,12 @@ def check_rows(
     return arrays.namespace(where, memory.chunks, rows, g, *keys)
 
 
-def row_kernel(file: str, name: str, constants: str) -> Kernel:
+def row_kernel(
+    file: str,
+    name: str,
+    constants: str,
+    lanes: Callable[[int, int], int] = lambda D, vector: D // vector,
+) -> Kernel:
     """Declare the kernel of an update of rows, which `update_rows` launches.
 
     Parameters
@@ -149,6 +155,8 @@ def row_kernel(file: str, name: str, constants: str) -> Kernel:
     file, name : str
     constants : str
         Parameters between the gradient and the pointer `scale`.
+    lanes : callable
+        D and the columns that one instruction moves, to the threads of a row.
 
     Examples
     --------
@@ -160,7 +168,7 @@ def row_kernel(file: str, name: str, constants: str) -> Kernel:
         file, name,
         "const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,"
         f" {constants}, const float* scale, {_ROUNDING}, int64_t row_count",
-        lambda U, D, vector: Geometry(blocks(U * D // vector, 256), 256),
+        lambda U, D, vector: Geometry(blocks(U * lanes(D, vector), 256), 256),
         optional="scale tables ids",
     )  # fmt: skip
 
