@@ -6,7 +6,9 @@ picks its loops or kernels by the module of its arrays; there is no global switc
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import sys
 import threading
 from types import ModuleType
@@ -15,8 +17,8 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "DEVICES", "check_current", "copy_to", "device", "empty", "module", "name", "namespace",
-    "to_host",
+    "DEVICES", "address", "check_current", "copy_to", "device", "empty", "module", "name",
+    "namespace", "pages", "to_host",
 ]  # fmt: skip
 
 DEVICES = ("cpu", "cuda", "sim")
@@ -38,6 +40,20 @@ def device(array: Any) -> str | None:
         if loaded is not None and isinstance(array, loaded.ndarray):
             return where
     return None
+
+
+def address(array: Any) -> int:
+    """Return where the first element of an array lies.
+
+    Examples
+    --------
+    >>> x = np.zeros(2)
+    >>> address(x[1:]) - address(x)
+    8
+    """
+    if isinstance(array, np.ndarray):
+        return array.ctypes.data
+    return array.__cuda_array_interface__["data"][0]
 
 
 def module(device: str) -> ModuleType:
@@ -249,3 +265,33 @@ def empty(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
     if nbytes < _POOLED:
         return np.empty(shape, dtype)
     return _pool.take(nbytes).view(dtype).reshape(shape)
+
+
+_OWN_PAGES = 1 << 18  # bytes from which on an array has pages of its own
+
+
+def pages(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return zeros, as `numpy.zeros`, for what lives long and is read at random.
+
+    Large ones lie in pages of their own, which go back to the system when the array does (the C
+    library's heap would keep holes between arrays that grow), and which are huge where it has them
+    (fewer misses of the TLB).
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+    dtype : dtype
+
+    Examples
+    --------
+    >>> pages(3, np.int64)
+    array([0, 0, 0])
+    """
+    shape = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    nbytes = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
+    if nbytes < _OWN_PAGES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(shape, dtype)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)

@@ -1,3 +1,4 @@
+import copy
 import itertools
 import sys
 import time
@@ -134,3 +135,19 @@ def test_without_a_gpu_cuda_says_what_it_needs(monkeypatch):
     text = "^device 'cuda': needs an NVIDIA GPU, its driver and cupyrec"
     with pytest.raises(RuntimeError, match=text):
         arrays.module("cuda")
+
+
+@pytest.mark.parametrize("shape", [(), 0, 3, np.int64(7), (5, 3), LARGE, (LARGE, 3)])
+def test_pages_are_zeros_to_write_to(shape):
+    x = arrays.pages(shape, np.int32)
+    assert (x.shape, x.dtype) == (np.empty(shape, np.int32).shape, np.int32)
+    assert not x.any()
+    x[...] = 5
+    assert (copy.deepcopy(x) == 5).all()
+    assert not arrays.pages(shape, np.int32).any()
+
+
+def test_address(xp):
+    for module in (np, xp):
+        x = module.zeros((3, 4), np.int32)
+        assert arrays.address(x[1:]) - arrays.address(x) == 16
