@@ -225,10 +225,10 @@ class _Table:
         tables = rng.integers(0, TABLES, size).astype(np.uint32)
         self.length = size // 2
         self.table = hash_table.HashTable(xp)
-        # Slots grow to `size` with the first half; keys with the second, with room for `count`.
-        half = size // 4 + (count + 1) // 2
-        for i, j in [(0, half), (half, size // 2)]:
-            self.table.insert(xp.asarray(tables[i:j]), xp.asarray(ids[i:j]))
+        self.held = xp.asarray(tables[: self.length]), xp.asarray(ids[: self.length])
+        self.table.insert(*self.held)
+        if xp is not np:
+            self.table._slots.rebuild(self.table._chunks, size)
         known = rng.permutation(size // 2)[: count - count * new // 4]
         asked = rng.permutation(np.concatenate([known, np.arange(count * new // 4) + size // 2]))
         self.tables, self.ids = xp.asarray(tables[asked]), xp.asarray(ids[asked])
@@ -253,6 +253,26 @@ def _hash_find_or_insert(xp: ModuleType, batch: int, width: int) -> Work:
         lambda: (it.table.find_or_insert(it.tables, it.ids),),
         n * (12 + 8 + 12 + 8) + n // 4 * 8, f"N={n} load=.5", keys=n, dtype="int64",
         before=lambda: it.table.truncate(it.length),
+    )  # fmt: skip
+
+
+@case("hash_delete")
+def _hash_delete(xp: ModuleType, batch: int, width: int) -> Work:
+    """The slots of all other keys are taken anew."""
+    it = _Table(xp, batch, new=0)
+    n = len(it.ids)
+
+    def call() -> tuple:
+        moved = it.table.delete(it.tables, it.ids)
+        return *moved, *it.table.keys(0, len(it.table))
+
+    def before() -> None:
+        it.table.truncate(0)
+        it.table.insert(*it.held)
+
+    return Work(
+        call, n * (12 + 8 + 12 + 8) + (it.length - n) * (12 + 8), f"N={n} of {it.length}",
+        dtype="int64", before=before,
     )  # fmt: skip
 
 

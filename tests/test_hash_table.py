@@ -1,12 +1,18 @@
-import math
+"""HashTable on the CPU, against a dict."""
+
+import copy
 
 import numpy as np
 import oracle
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupyrec.ops.hash_table import HashTable, check_keys, hash_key
+from cupyrec import arrays as devices
+from cupyrec import cpu
+from cupyrec.ops.hash_key import hash_key
+from cupyrec.ops.hash_segments import CHUNK
+from cupyrec.ops.hash_table import HashTable
 
 LOW, HIGH = -(2**63), 2**63 - 1
 
@@ -27,24 +33,91 @@ def arrays(pairs):
     return np.array(tables, np.uint32), np.array(ids, np.int64)
 
 
-@given(st.lists(keys, max_size=6), keys)
-def test_behaves_like_a_dict(batches, questions):
-    table, model = HashTable(), {}
-    for batch in batches:
-        new = [key for key in dict.fromkeys(batch) if key not in model]
-        table.insert(*arrays(new))
-        model.update({key: len(model) + i for i, key in enumerate(new)})
+class Model:
+    """What a table has to do, by a dict of key to row and a list of keys by row."""
+
+    def __init__(self):
+        self.by_row, self.rows = [], {}
+
+    def find(self, pairs):
+        return [self.rows.get(pair, -1) for pair in pairs]
+
+    def insert(self, pairs):
+        for pair in pairs:
+            self.rows[pair] = len(self.by_row)
+            self.by_row.append(pair)
+
+    def find_or_insert(self, pairs):
+        self.insert([pair for pair in pairs if pair not in self.rows])
+        return self.find(pairs)
+
+    def truncate(self, length):
+        for pair in self.by_row[length:]:
+            del self.rows[pair]
+        del self.by_row[length:]
+
+    def delete(self, pairs):
+        free = {self.rows.pop(pair) for pair in pairs if pair in self.rows}
+        length = len(self.by_row) - len(free)
+        moved_to = sorted(row for row in free if row < length)
+        moved_from = [row for row in range(length, len(self.by_row)) if row not in free]
+        for start, end in zip(moved_from, moved_to, strict=True):
+            self.by_row[end] = self.by_row[start]
+            self.rows[self.by_row[end]] = end
+        del self.by_row[length:]
+        return moved_from, moved_to
+
+
+#: Calls, each with keys that those of others meet now and then.
+calls = st.lists(
+    st.tuples(st.sampled_from(["find_or_insert", "insert", "delete", "truncate"]), keys), max_size=8
+)
+
+
+def call(table, model, name, batch):
+    """Do one of `calls` to both; return what they answer."""
+    batch = batch if name == "delete" else list(dict.fromkeys(batch))
+    if name == "truncate":
+        length = len(model.by_row) * (len(batch) % 5) // 4
+        return table.truncate(length), model.truncate(length)
+    if name == "insert":
+        batch = [pair for pair in batch if pair not in model.rows]
+    tables, ids = (devices.copy_to(table.xp, a) for a in arrays(batch))
+    got, expected = getattr(table, name)(tables, ids), getattr(model, name)(batch)
+    if name == "insert":
+        return got, expected
+    got = [devices.to_host(a) for a in (got if name == "delete" else [got])]
+    assert [a.dtype for a in got] == [np.int64] * len(got)
+    got = [a.tolist() for a in got]
+    return got, list(expected) if name == "delete" else [expected]
+
+
+def pairs_of(table, first, stop):
+    tables, ids = (devices.to_host(a) for a in table.keys(first, stop))
+    assert (tables.dtype, ids.dtype) == (np.uint32, np.int64)
+    return list(zip(tables.tolist(), ids.tolist(), strict=True))
+
+
+@settings(max_examples=40)
+@given(calls, keys)
+def test_behaves_like_a_dict(calls, questions):
+    table, model = HashTable(), Model()
+    for name, batch in calls:
+        got, expected = call(table, model, name, batch)
+        assert got == expected
         asked = questions + batch
         rows = table.find(*arrays(asked))
         assert rows.dtype == np.int64
-        assert rows.tolist() == [model.get(key, -1) for key in asked]
-    assert len(table) == len(model)  # looking up inserted nothing
-    assert list(zip(table.tables.tolist(), table.ids.tolist(), strict=True)) == list(model)
+        assert rows.tolist() == model.find(asked)
+        assert len(table) == len(model.by_row)  # looking up inserted nothing
+        first, stop = len(table) // 3, len(table) - len(table) // 4
+        assert pairs_of(table, first, stop) == model.by_row[first:stop]
+    assert pairs_of(table, 0, len(table)) == model.by_row
 
 
 @pytest.mark.parametrize("step", [1, -1, 2**20, 2**40, 2**48])
-def test_grows_through_several_doublings(step):
-    table, total = HashTable(), 20_000
+def test_grows_over_chunks_and_sizes(step):
+    table, total = HashTable(), CHUNK + 3000
     ids = np.arange(total, dtype=np.int64) * step
     tables = np.arange(total, dtype=np.uint32) % 3
     ids[-1] = LOW
@@ -56,26 +129,116 @@ def test_grows_through_several_doublings(step):
         assert len(table) == done
         np.testing.assert_array_equal(table.find(tables[:done], ids[:done]), np.arange(done))
         assert (table.find(tables[done:], ids[done:]) == -1).all()
-    np.testing.assert_array_equal(table.ids, ids)
-    np.testing.assert_array_equal(table.tables, tables)
-    assert table.nbytes >= 12 * total
+    for first, stop in [(0, total), (5, 5), (CHUNK - 1, CHUNK + 1), (CHUNK, total)]:
+        got = table.keys(first, stop)
+        np.testing.assert_array_equal(got[0], tables[first:stop])
+        np.testing.assert_array_equal(got[1], ids[first:stop])
+    assert 0.5 < table.load <= 0.8
     assert (table.find(tables + np.uint32(3), ids) == -1).all()
 
 
-@given(st.lists(keys, max_size=6))
-def test_find_or_insert_numbers_new_keys_in_order(batches):
-    table, model = HashTable(), {}
-    for batch in batches:
-        batch = list(dict.fromkeys(batch))
-        for key in batch:
-            model.setdefault(key, len(model))
-        assert table.find_or_insert(*arrays(batch)).tolist() == [model[key] for key in batch]
-    every = arrays(list(model))
-    half = len(model) // 2
-    table.truncate(half)
-    assert len(table) == half
-    assert table.find(*every).tolist() == [*range(half), *[-1] * (len(model) - half)]
-    assert table.find_or_insert(*every).tolist() == list(range(len(model)))
+def scenario(seed=0):
+    """Random calls at a size where there are many blocks; return all they gave."""
+    generator = np.random.default_rng(seed)
+    table, given = HashTable(), []
+    for _ in range(3):
+        ids = generator.permutation(60_000)[:30_000] << 20
+        tables = (ids >> 20).astype(np.uint32) % 3
+        given.append(table.find_or_insert(tables, ids))
+        given += table.delete(tables[::3], ids[::3])
+        given.append(table.find(tables, ids))
+    return [*given, *table.keys(0, len(table))]
+
+
+def test_any_number_of_threads_gives_the_same_rows():
+    before, results = cpu.num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            cpu.set_num_threads(threads)
+            results.append([a.tobytes() for a in scenario()])
+    finally:
+        cpu.set_num_threads(before)
+    assert results == results[:1] * 3
+    assert len(set(results[0])) > 10
+
+
+def test_large_deletions_against_a_dict():
+    table, model = HashTable(), Model()
+    generator = np.random.default_rng(0)
+    every = [(int(t), int(i)) for t, i in enumerate(generator.integers(LOW, HIGH, 20_000))]
+    for name, batch in [
+        ("insert", every), ("delete", every[::2]), ("find_or_insert", every[5000:7000]),
+        ("delete", every[:19_000]), ("find_or_insert", every), ("delete", every),
+        ("insert", every[:10]),
+    ]:  # fmt: skip
+        got, expected = call(table, model, name, batch)
+        assert got == expected
+        assert table.find(*arrays(every)).tolist() == model.find(every)
+
+
+def test_memory_of_deleted_keys_is_used_again_or_given_back():
+    table = HashTable()
+    ids = np.arange(10 * CHUNK)
+    tables = np.zeros(ids.size, np.uint32)
+    empty = table.nbytes
+    for first in range(0, ids.size, CHUNK):
+        table.insert(tables[first : first + CHUNK], ids[first : first + CHUNK])
+    full = table.nbytes
+    table.delete(tables[::2], ids[::2])
+    table.insert(tables[::2], ids[::2])
+    assert table.nbytes == full
+    table.delete(tables[5:], ids[5:])
+    assert table.nbytes <= full / 4
+    table.insert(tables[5:], ids[5:])
+    table.truncate(0)
+    assert (len(table), table.load) == (0, 0)
+    assert table.nbytes <= empty + full / 4
+
+
+def test_looking_up_changes_no_byte():
+    table = HashTable()
+    table.insert(np.zeros(9000, np.uint32), np.arange(9000))
+
+    def memory():
+        return [a.tobytes() for a in (*table._slots._slots, table._chunks, *table._blocks)]
+
+    before = memory()
+    assert (table.find(np.ones(9000, np.uint32), np.arange(9000)) == -1).all()
+    assert memory() == before
+
+
+def test_a_copy_is_its_own():
+    tables, ids = np.zeros(3000, np.uint32), np.arange(3000)
+    table = HashTable()
+    table.insert(tables, ids)
+    other = copy.deepcopy(table)
+    table.delete(tables[:2999], ids[:2999])
+    np.testing.assert_array_equal(other.find(tables, ids), ids)
+    other.insert(tables + np.uint32(1), ids)
+    assert (len(table), len(other)) == (1, 6000)
+    del table
+    np.testing.assert_array_equal(other.find_or_insert(tables + np.uint32(1), ids), ids + 3000)
+
+
+def test_no_memory_leaves_the_table_as_it_was(monkeypatch):
+    tables, ids = np.zeros(90_000, np.uint32), np.arange(90_000)
+    table = HashTable()
+    table.insert(tables[:30_000], ids[:30_000])
+    real, left = devices.pages, iter(range(40))
+
+    def pages(shape, dtype):
+        if next(left, None) is None:
+            raise MemoryError("no room")
+        return real(shape, dtype)
+
+    monkeypatch.setattr(devices, "pages", pages)
+    with pytest.raises(MemoryError, match="no room"):
+        table.find_or_insert(tables, ids)
+    assert len(table) == 30_000
+    np.testing.assert_array_equal(table.find(tables, ids), np.where(ids < 30_000, ids, -1))
+    monkeypatch.undo()
+    np.testing.assert_array_equal(table.find_or_insert(tables, ids[::-1]), [
+        *range(30_000, 90_000), *range(29_999, -1, -1)])  # fmt: skip
 
 
 def test_one_id_in_many_tables():
@@ -96,6 +259,9 @@ def test_keys_of_equal_hash_are_told_apart():
     table.insert(tables[::2], ids[::2])
     expected = np.where(np.arange(50) % 2, -1, np.arange(50) // 2)
     np.testing.assert_array_equal(table.find(tables, ids), expected)
+    moved = table.delete(tables[4:], ids[4:])
+    assert [a.tolist() for a in moved] == [[], []]
+    assert table.find(tables, ids).tolist() == [0, -1, 1, *[-1] * 47]
 
 
 def test_ids_a_constant_apart_do_not_collide_across_tables():
@@ -106,22 +272,13 @@ def test_ids_a_constant_apart_do_not_collide_across_tables():
         assert len(hashes) == 3000
 
 
-def test_tables_of_equal_slot_and_tag_are_told_apart():
-    """Of id 0, tables 0 and 99,332,920 have the same low 10 and high 16 bits of hash."""
-    tables, ids = np.array([0, 99_332_920], np.uint32), np.zeros(2, np.int64)
-    a, b = (int(hash_key(*key)) for key in zip(tables, ids, strict=True))
-    assert (a % 1024, a >> 48) == (b % 1024, b >> 48)
-    table = HashTable()
-    table.insert(tables[:1], ids[:1])
-    assert table.find(tables, ids).tolist() == [0, -1]
-
-
 def test_empty():
     table = HashTable()
     empty = np.empty(0, np.uint32), np.empty(0, np.int64)
     assert (len(table), table.find(*empty).shape) == (0, (0,))
     table.insert(*empty)
-    assert (len(table), table.ids.size, table.tables.size) == (0, 0, 0)
+    assert [a.size for a in (*table.keys(0, 0), *table.delete(*empty))] == [0, 0, 0, 0]
+    assert (len(table), table.load) == (0, 0)
     assert table.find(np.zeros(3, np.uint32), np.array([0, -1, LOW])).tolist() == [-1, -1, -1]
 
 
@@ -133,68 +290,36 @@ def test_same_bits():
     oracle.check_same_bits(lambda: [table.find(tables, ids)])
 
 
-# The hash
-
-
-@given(table_numbers, adversarial_ids)
-def test_hash_key_in_pythons_integers(table, key):
-    assert int(hash_key(np.uint32(table), np.int64(key))) == oracle.hash_key(table, key)
-
-
-@pytest.mark.parametrize("shift", [0, 1, 8, 16, 32, 40, 47])
-@pytest.mark.parametrize("bits", [slice(0, 10), slice(22, 32), slice(54, 64)])
-def test_hash_spreads_regular_ids(shift, bits):
-    """Chi-square of 1,024 cells: slots take the low bits, tags and later owners the high ones."""
-    n, cells = 1 << 15, 1 << 10
-    hashes = [int(hash_key(np.uint32(1), np.int64(i << shift))) for i in range(n)]
-    counts = np.bincount([h >> bits.start & (cells - 1) for h in hashes], minlength=cells)
-    chi_square = ((counts - n / cells) ** 2 / (n / cells)).sum()
-    assert abs(chi_square - (cells - 1)) < 6 * math.sqrt(2 * (cells - 1))
-
-
-def test_hash_spreads_one_id_over_tables():
-    counts = np.bincount([int(hash_key(np.uint32(t), np.int64(0))) & 255 for t in range(1 << 13)])
-    chi_square = ((counts - 32) ** 2 / 32).sum()
-    assert abs(chi_square - 255) < 6 * math.sqrt(2 * 255)
-
-
-def test_each_bit_of_a_key_changes_half_of_the_hash():
-    flips = []
-    for bit in range(64):
-        for key in range(32):
-            a, b = (hash_key(np.uint32(0), np.int64(k)) for k in (key, (key ^ 1 << bit) - 2**64
-                    if (key ^ 1 << bit) > HIGH else key ^ 1 << bit))  # fmt: skip
-            flips.append((int(a) ^ int(b)).bit_count())
-    assert abs(np.mean(flips) - 32) < 0.5
-    assert min(flips) > 10
-
-
 # Errors
 
+REFUSED = [
+    (np.zeros(2, np.int64), np.zeros(2, np.int64), TypeError,
+     "'tables' must be uint32, got int64."),
+    (np.zeros(2, np.uint32), np.zeros(2), TypeError, "'ids' must be int64, got float64."),
+    (np.zeros(2, np.uint32), np.zeros(2, np.int32), TypeError,
+     "'ids' must be int64, got int32."),
+    (np.zeros(2, np.uint32), np.zeros(3, np.int64), ValueError,
+     "'ids' must have N = 2 like 'tables', got shape (3,)."),
+    (np.zeros((2, 1), np.uint32), np.zeros(2, np.int64), ValueError,
+     "'tables' must have axes (N), got shape (2, 1)."),
+    ([0], np.zeros(1, np.int64), TypeError,
+     "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got list."),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("tables", "ids", "error", "text"),
-    [
-        (np.zeros(2, np.int64), np.zeros(2, np.int64), TypeError,
-         "'tables' must be uint32, got int64."),
-        (np.zeros(2, np.uint32), np.zeros(2), TypeError, "'ids' must be int64, got float64."),
-        (np.zeros(2, np.uint32), np.zeros(2, np.int32), TypeError,
-         "'ids' must be int64, got int32."),
-        (np.zeros(2, np.uint32), np.zeros(3, np.int64), ValueError,
-         "'ids' must have N = 2 like 'tables', got shape (3,)."),
-        (np.zeros((2, 1), np.uint32), np.zeros(2, np.int64), ValueError,
-         "'tables' must have axes (N), got shape (2, 1)."),
-        ([0], np.zeros(1, np.int64), TypeError,
-         "arguments must be arrays of NumPy, CuPy or cupyrec.sim, got list."),
-    ],
-)  # fmt: skip
+
+@pytest.mark.parametrize(("tables", "ids", "error", "text"), REFUSED)
 def test_refuses(tables, ids, error, text):
     table = HashTable()
-    for where, call in [
-        ("HashTable.find", table.find),
-        ("HashTable.insert", table.insert),
-        ("f", lambda t, i: check_keys("f", t, i)),
-    ]:
-        with pytest.raises(error, match=oracle.sentence(f"{where}: {text}")):
-            call(tables, ids)
+    for name in ("find", "find_or_insert", "insert", "delete"):
+        with pytest.raises(error, match=oracle.sentence(f"HashTable.{name}: {text}")):
+            getattr(table, name)(tables, ids)
     assert len(table) == 0
+
+
+@pytest.mark.parametrize(("first", "stop"), [(-1, 1), (0, 3), (2, 1), (3, 3)])
+def test_refuses_rows_that_are_not_there(first, stop):
+    table = HashTable()
+    table.insert(np.zeros(2, np.uint32), np.arange(2))
+    text = f"HashTable.keys: 0 <= first <= stop <= 2 must hold, got {first}, {stop}."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        table.keys(first, stop)

@@ -74,7 +74,7 @@ class MemoryStore(Store):
         rows = self._index.find_or_insert(tables, ids)
         if len(self) > first:
             try:
-                self._write(first, initial(self._index.tables[first:], self._index.ids[first:]), {})
+                self._write(first, initial(*self._index.keys(first, len(self))), {})
             except BaseException:
                 self._index.truncate(first)  # else these keys would have rows that nothing wrote
                 raise
@@ -121,8 +121,7 @@ class MemoryStore(Store):
             parts[part.name] = values[:, at : at + part.columns]
             at += part.columns
         return Rows(
-            self._index.tables[first:stop].copy(),
-            self._index.ids[first:stop].copy(),
+            *self._index.keys(first, stop),
             values[:, : self.width],
             parts,
         )

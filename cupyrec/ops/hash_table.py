@@ -1,71 +1,31 @@
 """Hash table from keys (table uint32, id int64) to row numbers. Every id is legal.
 
-Open addressing with linear probing over a power of two of 64-bit slots. A slot is 0 where empty,
-else (16 bits of the key's hash) << 48 | (row + 1); the key itself stands in `keys[row]` as
-(id, table), read only where the 16 bits agree. No value of a key is reserved. The n-th key inserted
-has row n, so rows follow the order of insertion whatever the order of slots.
+The n-th key inserted has row n, so rows follow the order of insertion whatever the order of slots.
+Keys stand by row number, 12 bytes each, in chunks that never move. Slots are the CPU's, see
+`cupyrec.ops.hash_segments`, or a device's: open addressing with linear probing over pairs of 64-bit
+slots, of any number. A slot is 0 where empty, else (row + 1) << 16 | (the low 16 bits of the key's
+hash), and the key is read only where these bits agree. No value of a key is reserved.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, cpu, errors
+from cupyrec import arrays
 from cupyrec.kernel import Geometry, Kernel, blocks
+from cupyrec.ops.hash_key import check_keys
+from cupyrec.ops.hash_segments import CHUNK, Segments
 
-__all__ = ["HashTable", "check_keys", "hash_key"]
+__all__ = ["HashTable"]
 
-_KEYS = 4096  # keys a block of a look-up on the CPU
 _BLOCK = 256  # threads
-_TAG, _ROW = np.uint64(0xFFFF << 48), np.uint64((1 << 48) - 1)
-_1, _33 = np.uint64(1), np.uint64(33)
-
-
-@cpu.exact_loop
-def hash_key(table, key) -> np.uint64:
-    """64 bits of (table, id): MurmurHash3's finalizer of the id, the table added after its first
-    round: added to the id itself, ids a constant apart in tables side by side would collide."""
-    h = np.uint64(key)
-    h = (h ^ (h >> _33)) * np.uint64(0xFF51AFD7ED558CCD)
-    h += (np.uint64(table) + _1) * np.uint64(0x9E3779B97F4A7C15)
-    h = (h ^ (h >> _33)) * np.uint64(0xC4CEB9FE1A85EC53)
-    return h ^ (h >> _33)
-
-
-@cpu.exact_loop
-def _find_cpu(slots, keys, tables, ids, rows):
-    mask = np.uint64(slots.size - 1)
-    hashes, firsts = np.empty(ids.size, np.uint64), np.empty(ids.size, np.uint64)
-    for i in range(ids.size):  # nothing waits for a slot here, so that cache misses overlap
-        hashes[i] = hash_key(tables[i], ids[i])
-        firsts[i] = slots[hashes[i] & mask]
-    for i in range(ids.size):
-        h, slot = hashes[i], firsts[i]
-        at = h & mask
-        rows[i] = -1
-        while slot != 0:
-            if (slot ^ h) & _TAG == 0:
-                row = np.int64((slot & _ROW) - _1)
-                if keys[row, 0] == ids[i] and keys[row, 1] == np.int64(tables[i]):
-                    rows[i] = row
-                    break
-            at = (at + _1) & mask
-            slot = slots[at]
-
-
-@cpu.exact_loop
-def _insert_cpu(slots, keys, first, stop):
-    """Give rows first .. stop - 1, whose keys are new, their slots."""
-    mask = np.uint64(slots.size - 1)
-    for row in range(first, stop):
-        h = hash_key(keys[row, 1], keys[row, 0])
-        at = h & mask
-        while slots[at] != 0:
-            at = (at + _1) & mask
-        slots[at] = (h & _TAG) | np.uint64(row + 1)
+_LEAST = 256  # slots
+_LOAD, _LOAD_AFTER = 0.8, 0.71  # above the one slots grow, to the other
 
 
 def _per_key(n: int) -> Geometry:
@@ -74,50 +34,102 @@ def _per_key(n: int) -> Geometry:
 
 _find = Kernel(
     "hash_table.cu", "hash_find",
-    "const uint64_t* slots, uint64_t mask, const int64_t* keys, const uint32_t* tables,"
+    "const uint64_t* slots, uint64_t size, const uint64_t* chunks, const uint32_t* tables,"
     " const int64_t* ids, int64_t* rows, int64_t n",
     _per_key,
 )  # fmt: skip
 _find_or_insert = Kernel(
     "hash_table.cu", "hash_find_or_insert",
-    "uint64_t* slots, uint64_t mask, int64_t* keys, const uint32_t* tables, const int64_t* ids,"
-    " int64_t* rows, int64_t n, int64_t first, uint64_t* status, int64_t* total",
+    "uint64_t* slots, uint64_t size, const uint64_t* chunks, const uint32_t* tables,"
+    " const int64_t* ids, int64_t* rows, int64_t n, int64_t first, uint64_t* status,"
+    " int64_t* total",
     _per_key,
 )  # fmt: skip
 _insert = Kernel(
     "hash_table.cu", "hash_insert",
-    "uint64_t* slots, uint64_t mask, const int64_t* keys, int64_t first, int64_t stop",
+    "uint64_t* slots, uint64_t size, const uint64_t* chunks, int64_t first, int64_t stop",
+    _per_key,
+)  # fmt: skip
+_move = Kernel(
+    "hash_table.cu", "hash_move",
+    "const uint64_t* chunks, const int64_t* moved_from, const int64_t* moved_to, int64_t n",
     _per_key,
 )  # fmt: skip
 
 
-def check_keys(where: str, tables: Any, ids: Any) -> int:
-    """Return the number of keys after checking that they are (N,) uint32 and (N,) int64.
+class _DeviceSlots:
+    """Slots in a device's memory; a rebuild takes it milliseconds.
 
-    Examples
-    --------
-    >>> check_keys("f", np.zeros(2, np.uint32), np.array([1, -1]))
-    2
+    What is replaced lives on until the launches that use it are over, since its memory goes back in
+    the order of the stream.
     """
-    arrays.namespace(where, tables, ids)
-    errors.dtype(where, "tables", tables, np.uint32)
-    errors.dtype(where, "ids", ids, np.int64)
-    return errors.axes(where, tables=(tables, "N"), ids=(ids, "N"))[0]
+
+    def __init__(self, xp: ModuleType) -> None:
+        self._slots = xp.zeros(_LEAST, np.uint64)
+        self._taken = 0
+
+    xp = property(lambda self: arrays.namespace("HashTable", self._slots))
+    size = property(lambda self: self._slots.size)
+
+    def find(self, chunks: Any, tables: Any, ids: Any, rows: Any) -> None:
+        _find(self._slots, self.size, chunks, tables, ids, rows, ids.size, n=ids.size)
+
+    def insert(self, chunks: Any, first: int, stop: int) -> None:
+        self.reserve(chunks, stop)
+        _insert(self._slots, self.size, chunks, first, stop, n=stop - first)
+        self._taken = stop
+
+    def find_or_insert(self, chunks: Any, tables: Any, ids: Any, rows: Any) -> int:
+        """Write the row of each key, among them new ones; return how many of these there are."""
+        xp, n = self.xp, ids.size
+        # Most are known, as a rule: no need to grow much for them.
+        self.reserve(chunks, self._taken + n, load=0.95, after=0.9)
+        status, total = xp.zeros(blocks(n, _BLOCK) + 1, np.uint64), xp.empty(1, np.int64)
+        _find_or_insert(
+            self._slots, self.size, chunks, tables, ids, rows, n, self._taken, status, total, n=n
+        )
+        new = int(total.item())
+        self._taken += new
+        self.reserve(chunks, self._taken)
+        return new
+
+    def forget(self, chunks: Any, removed: Any, moved_from: Any, moved_to: Any) -> None:
+        _move(chunks, moved_from, moved_to, moved_from.size, n=moved_from.size)
+        self._taken -= removed.size
+        self.rebuild(chunks, min(self.size, _enough(self._taken, _LOAD_AFTER / 4)))
+
+    def reserve(
+        self, chunks: Any, length: int, load: float = _LOAD, after: float = _LOAD_AFTER
+    ) -> None:
+        if length > load * self.size:
+            self.rebuild(chunks, _enough(length, after))
+
+    def rebuild(self, chunks: Any, size: int) -> None:
+        """Take another number of slots."""
+        xp, before, self._slots = self.xp, self.size, None  # free before the new ones are made
+        try:
+            self._slots = xp.zeros(size, np.uint64)
+        except BaseException:
+            self._slots = xp.zeros(before, np.uint64)
+            raise
+        finally:
+            _insert(self._slots, self.size, chunks, 0, self._taken, n=self._taken)
+
+
+def _enough(length: int, load: float) -> int:
+    """Slots, in pairs."""
+    return max(_LEAST, 2 * math.ceil(length / load / 2))
 
 
 class HashTable:
     """Keys to row numbers 0, 1, 2, … in the order in which they are inserted.
 
+    Nothing may be looked up while another thread inserts or deletes.
+
     Parameters
     ----------
     xp : module
         Array module of the device on which the table lies, `numpy` by default.
-
-    Attributes
-    ----------
-    tables : (len,) array of uint32
-    ids : (len,) array of int64
-        The keys by row number; views, not contiguous.
 
     Examples
     --------
@@ -128,28 +140,54 @@ class HashTable:
     """
 
     def __init__(self, xp: ModuleType = np) -> None:
-        self._slots = xp.zeros(1024, np.uint64)
-        self._keys = xp.empty((512, 2), np.int64)  # id, table
+        self._slots = Segments() if xp is np else _DeviceSlots(xp)
+        self._blocks: list[Any] = []  # keys (rows, 3): low and high word of the id, table
+        self._chunks = xp.empty(0, np.uint64)
         self._len = 0
 
-    xp = property(lambda self: arrays.namespace("HashTable", self._slots))
-    tables = property(lambda self: self._keys.view(np.uint32)[: self._len, 2])
-    ids = property(lambda self: self._keys[: self._len, 0])
+    xp = property(lambda self: arrays.namespace("HashTable", self._chunks))
 
     def __len__(self) -> int:
         return self._len
 
     @property
     def nbytes(self) -> int:
-        return self._slots.nbytes + self._keys.nbytes
+        """Bytes of slots and keys."""
+        return 8 * self._slots.size + 12 * CHUNK * self._chunks.size
 
-    def _checked(self, where: str, tables: Any, ids: Any) -> tuple[int, Any, Any]:
-        """Number of keys, and they as kernels take them."""
-        n = check_keys(where, tables, ids)
-        xp = arrays.namespace(where, tables, self._slots)
-        if xp is not np:
-            tables, ids = xp.ascontiguousarray(tables), xp.ascontiguousarray(ids)
-        return n, tables, ids
+    @property
+    def load(self) -> float:
+        """Part of the slots that is taken."""
+        return self._len / self._slots.size
+
+    def keys(self, first: int, stop: int) -> tuple[Any, Any]:
+        """Return copies of the keys of rows first .. stop - 1.
+
+        Returns
+        -------
+        tables : (stop - first,) array of uint32
+        ids : (stop - first,) array of int64
+
+        Raises
+        ------
+        ValueError
+            There are no such rows.
+
+        Examples
+        --------
+        >>> index = HashTable()
+        >>> index.insert(np.zeros(3, np.uint32), np.array([7, -1, 8]))
+        >>> index.keys(1, 3)
+        (array([0, 0], dtype=uint32), array([-1,  8]))
+        """
+        if not 0 <= first <= stop <= self._len:
+            raise ValueError(
+                f"HashTable.keys: 0 <= first <= stop <= {self._len} must hold, got {first}, {stop}."
+            )
+        xp = self.xp
+        words = xp.concatenate([xp.empty((0, 3), np.uint32), *self._parts(first, stop)])
+        ids = xp.ascontiguousarray(words[:, :2]).view(np.int64).reshape(-1)
+        return xp.ascontiguousarray(words[:, 2]), ids
 
     def find(self, tables: Any, ids: Any) -> Any:
         """Return the row of each key, -1 where there is none.
@@ -174,14 +212,7 @@ class HashTable:
         """
         n, tables, ids = self._checked("HashTable.find", tables, ids)
         rows = self.xp.empty(n, np.int64)
-
-        def block(i: int, j: int) -> None:
-            _find_cpu(self._slots, self._keys, tables[i:j], ids[i:j], rows[i:j])
-
-        if self.xp is np:
-            cpu.parallel(block, n, _KEYS)
-        else:
-            _find(self._slots, self._slots.size - 1, self._keys, tables, ids, rows, n, n=n)
+        self._slots.find(self._chunks, tables, ids, rows)
         return rows
 
     def find_or_insert(self, tables: Any, ids: Any) -> Any:
@@ -212,25 +243,18 @@ class HashTable:
         array([1, 0, 2])
         """
         n, tables, ids = self._checked("HashTable.find_or_insert", tables, ids)
-        xp, first = self.xp, self._len
-        if xp is np:
+        if self.xp is np:
             rows = self.find(tables, ids)
             new = np.flatnonzero(rows < 0)
-            rows[new] = np.arange(first, first + new.size)
+            rows[new] = np.arange(self._len, self._len + new.size)
             self.insert(tables[new], ids[new])
             return rows
         if n >= 2**31:
             raise ValueError(f"HashTable.find_or_insert: N must be less than 2**31, got {n}.")
-        self._reserve(first + n, load=0.8)  # most are known, as a rule: no need to grow for them
-        rows = xp.empty(n, np.int64)
+        rows = self.xp.empty(n, np.int64)
         if n:
-            status, total = xp.zeros(blocks(n, _BLOCK) + 1, np.uint64), xp.empty(1, np.int64)
-            _find_or_insert(
-                self._slots, self._slots.size - 1, self._keys, tables, ids, rows, n, first,
-                status, total, n=n,
-            )  # fmt: skip
-            self._len += int(total.item())
-            self._reserve(self._len)
+            self._reserve(self._len + n)
+            self._len += self._slots.find_or_insert(self._chunks, tables, ids, rows)
         return rows
 
     def insert(self, tables: Any, ids: Any) -> None:
@@ -251,12 +275,55 @@ class HashTable:
         See the class.
         """
         n, tables, ids = self._checked("HashTable.insert", tables, ids)
+        if n == 0:
+            return
         first, stop = self._len, self._len + n
         self._reserve(stop)
-        self._keys[first:stop, 0] = ids
-        self._keys[first:stop, 1] = tables
+        words, at = self.xp.ascontiguousarray(ids).view(np.uint32).reshape(n, 2), 0
+        for part in self._parts(first, stop):
+            for column, values in enumerate((words[:, 0], words[:, 1], tables)):
+                part[:, column] = values[at : at + len(part)]
+            at += len(part)
+        self._slots.insert(self._chunks, first, stop)
         self._len = stop
-        self._take_slots(first, stop)
+
+    def delete(self, tables: Any, ids: Any) -> tuple[Any, Any]:
+        """Remove keys, those that are there; the last rows take the numbers that become free.
+
+        On a device it waits for the row numbers, and all slots are made anew.
+
+        Parameters
+        ----------
+        tables : (N,) array of uint32
+        ids : (N,) array of int64
+
+        Returns
+        -------
+        moved_from, moved_to : (M,) array of int64
+            Both ascend. The key of row moved_from[i] has row moved_to[i] now.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Keys of another shape, dtype or device.
+
+        Examples
+        --------
+        >>> index = HashTable()
+        >>> index.insert(np.zeros(4, np.uint32), np.array([5, 6, 7, 8]))
+        >>> index.delete(np.zeros(3, np.uint32), np.array([5, 7, 100]))
+        (array([3]), array([0]))
+        >>> index.find(np.zeros(4, np.uint32), np.array([5, 6, 7, 8]))
+        array([-1,  1, -1,  0])
+        """
+        _, tables, ids = self._checked("HashTable.delete", tables, ids)
+        rows = np.unique(arrays.to_host(self.find(tables, ids)))
+        rows = rows[rows >= 0]
+        stop = self._len - rows.size
+        moved_from = np.setdiff1d(np.arange(stop, self._len), rows, assume_unique=True)
+        moved = [arrays.copy_to(self.xp, moves) for moves in (moved_from, rows[rows < stop])]
+        self._forget(rows, *moved)
+        return moved[0], moved[1]
 
     def truncate(self, length: int) -> None:
         """Forget the keys from row `length` on.
@@ -269,28 +336,55 @@ class HashTable:
         >>> index.find(np.zeros(2, np.uint32), np.array([7, 8]))
         array([ 0, -1])
         """
-        self._len = min(length, self._len)
-        self._slots.fill(0)
-        self._take_slots(0, self._len)
+        nothing = self.xp.empty(0, np.int64)
+        self._forget(np.arange(length, self._len), nothing, nothing)
 
-    def _reserve(self, length: int, load: float = 0.6) -> None:
-        """Make room for `length` keys; no more than `load` of the slots may be taken by them.
+    def _forget(self, rows: Any, moved_from: Any, moved_to: Any) -> None:
+        if rows.size == 0:
+            return
+        self._slots.forget(self._chunks, rows, moved_from, moved_to)
+        self._len -= rows.size
+        while (
+            len(self._blocks) > 1 and CHUNK * self._chunks.size - len(self._blocks[-1]) >= self._len
+        ):
+            self._blocks.pop()
+            self._locate()
 
-        On a device, what is replaced lives on until the launches that use it are over, since its
-        memory goes back in the order of the stream.
-        """
-        if length > len(self._keys):
-            keys = self.xp.empty((max(length, 2 * len(self._keys)), 2), np.int64)
-            keys[: self._len] = self._keys[: self._len]
-            self._keys = keys
-        if length > load * self._slots.size:
-            size = 1 << int(length / 0.3).bit_length()  # load between .15 and .3 after growth
-            self._slots = self.xp.zeros(size, np.uint64)
-            self._take_slots(0, self._len)
+    def _checked(self, where: str, tables: Any, ids: Any) -> tuple[int, Any, Any]:
+        """Number of keys, and they as kernels take them."""
+        n = check_keys(where, tables, ids)
+        xp = arrays.namespace(where, tables, self._chunks)
+        if xp is not np:
+            tables, ids = xp.ascontiguousarray(tables), xp.ascontiguousarray(ids)
+        return n, tables, ids
 
-    def _take_slots(self, first: int, stop: int) -> None:
-        if self.xp is np:
-            _insert_cpu(self._slots, self._keys, first, stop)
-        else:
-            mask = self._slots.size - 1
-            _insert(self._slots, mask, self._keys, first, stop, n=stop - first)
+    def _reserve(self, length: int) -> None:
+        """Make room for `length` keys: by a chunk, or 1 / 64 of what there is."""
+        missing = blocks(length, CHUNK) - self._chunks.size
+        if missing > 0:
+            missing = max(missing, self._chunks.size // 64)
+            empty = arrays.pages if self.xp is np else self.xp.empty
+            self._blocks.append(empty((missing * CHUNK, 3), np.uint32))
+            self._locate()
+
+    def _locate(self) -> None:
+        """Tell loops and kernels where the chunks lie, in a new array: launches have the old."""
+        chunks = [
+            arrays.address(block) + 12 * CHUNK * i
+            for block in self._blocks
+            for i in range(len(block) // CHUNK)
+        ]
+        self._chunks = arrays.copy_to(self.xp, np.array(chunks, np.uint64))
+
+    def _parts(self, first: int, stop: int) -> Iterator[Any]:
+        """Views of rows first .. stop - 1, which several blocks may hold."""
+        start = 0
+        for block in self._blocks:
+            i, j = max(0, first - start), min(len(block), stop - start)
+            if i < j:
+                yield block[i:j]
+            start += len(block)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._locate()  # a copy's keys lie elsewhere

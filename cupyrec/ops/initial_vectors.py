@@ -17,7 +17,7 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
-from cupyrec.ops.hash_table import check_keys
+from cupyrec.ops.hash_key import check_keys
 from cupyrec.random import philox4x32
 
 __all__ = ["Distributions", "initial_vectors", "normal_probability", "normal_quantile"]

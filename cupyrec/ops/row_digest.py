@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, cpu, errors
-from cupyrec.ops.hash_table import check_keys
+from cupyrec.ops.hash_key import check_keys
 
 __all__ = ["row_digest"]
 

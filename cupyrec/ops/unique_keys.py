@@ -18,7 +18,7 @@ import numpy as np
 
 from cupyrec import arrays, cpu
 from cupyrec.kernel import Geometry, Kernel, blocks
-from cupyrec.ops.hash_table import check_keys, hash_key
+from cupyrec.ops.hash_key import check_keys, hash_key
 
 __all__ = ["UniqueKeys", "unique_keys"]
 
