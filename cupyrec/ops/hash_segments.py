@@ -139,7 +139,8 @@ def _find_cpu(segments, chunks, tables, ids, rows):
         for i in range(count):
             h = hash_key(tables[first + i], ids[first + i])
             hashes[i], places[i] = h, _home(_fraction(h), segments[h >> _57, 1])
-            _prefetch(segments[h >> _57, 0] + (places[i] << _3))
+            for near in (places[i], places[i] + _4):  # it may go on in the next line
+                _prefetch(segments[h >> _57, 0] + (near << _3))
         for i in range(count):
             slots, at, fraction = _slots_of(segments, hashes[i]), places[i], _fraction(hashes[i])
             while slots[at] != 0 and (slots[at] ^ fraction) & _TAG != 0:
