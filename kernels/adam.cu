@@ -1,8 +1,8 @@
 // What: x = scale * g; m = beta1 m + rest1 x; v = beta2 v + rest2 x^2; w -= decay * w + rate * m /
 //   (sqrt(v) * inverse_root + eps), on N dense parameters and on U embedding rows [w (DIM), m
-//   (DIM), v (DIM)]; nothing is written where `scale` is NaN. The host computes rest = 1 - beta,
-//   rate = lr / (1 - beta1^t), inverse_root = (1 - beta2^t)^-1/2 and decay = lr * weight_decay in
-//   float64.
+//   (DIM), v (DIM)], behind which `last` is written unless it is 0; nothing is written where
+//   `scale` is NaN. The host computes rest = 1 - beta, rate = lr / (1 - beta1^t), inverse_root = (1
+//   - beta2^t)^-1/2 and decay = lr * weight_decay in float64.
 // Who does what: blocks of 256 threads. Dense: a thread updates 4 consecutive floats, VECTOR at a
 //   time. Rows: a thread updates one of the DIM / VECTOR pieces of a row, consecutive threads
 //   consecutive ones, so that a warp moves whole sectors of w, m, v and g.
@@ -24,12 +24,12 @@ struct Constants {
 };
 
 template <int N, typename Vector>
-__device__ __forceinline__ void update(Vector w, float* m, float* v, const float* g,
+__device__ __forceinline__ bool update(Vector w, float* m, float* v, const float* g,
                                        const Constants& c) {
     const Floats<N> gradient = load<N>(g);
     Floats<N> weight = load<N>(w), mean = load<N>(m), square = load<N>(v);
     const float factor = gradient_scale(c.scale);
-    if (is_nan(factor)) return;
+    if (is_nan(factor)) return false;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const float x = gradient.at[i] * factor;
@@ -41,6 +41,7 @@ __device__ __forceinline__ void update(Vector w, float* m, float* v, const float
     store(w, weight);
     store(m, mean);
     store(v, square);
+    return true;
 }
 
 }  // namespace
@@ -48,15 +49,18 @@ __device__ __forceinline__ void update(Vector w, float* m, float* v, const float
 #ifdef DIM
 extern "C" __global__ void __launch_bounds__(256)
     adam_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,
-              float rate, float beta1, float rest1, float beta2, float rest2, float inverse_root,
-              float eps, float decay, const float* scale, const uint32_t* tables,
-              const int64_t* ids, uint64_t seed, uint32_t step, int64_t row_count) {
+              int last, float rate, float beta1, float rest1, float beta2, float rest2,
+              float inverse_root, float eps, float decay, const float* scale,
+              const uint32_t* tables, const int64_t* ids, uint64_t seed, uint32_t step,
+              int64_t row_count) {
     const RowPiece<DIM, VECTOR> piece;
     if (piece.u >= row_count) return;
     float* row = row_at(chunks, k, stride, rows[piece.u]);
-    update<VECTOR>(piece.vector(row, {tables, ids, seed, step}), piece.state(row),
-                   piece.state(row, 1), g + piece.number * VECTOR,
-                   {rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay, scale});
+    const bool updated =
+        update<VECTOR>(piece.vector(row, {tables, ids, seed, step}), piece.state(row),
+                       piece.state(row, 1), g + piece.number * VECTOR,
+                       {rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay, scale});
+    if (updated && last && piece.column == 0) *reinterpret_cast<int*>(piece.state(row, 2)) = last;
 }
 #else
 extern "C" __global__ void __launch_bounds__(256)

@@ -28,7 +28,7 @@ from kernel_inputs import (
     normals,
     zipf_keys,
 )
-from optimizer_cases import OPTIMIZERS
+from optimizer_cases import HISTORY, OPTIMIZERS
 
 from cupyrec.autograd import Tensor
 from cupyrec.ops import (
@@ -47,7 +47,7 @@ from cupyrec.ops import (
     unique_keys,
 )
 
-__all__ = ["CASES", "OPTIMIZERS"]
+__all__ = ["CASES", "HISTORY", "OPTIMIZERS"]
 
 
 # Embedding

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import kernel_naive as naive
+import numpy as np
 from kernel_inputs import FEATURES, FULL_BATCH, PARAMETERS, Rows, Work, case, floats
 
-from cupyrec.ops import adagrad, adam, ftrl, rowwise_adagrad, sgd
+from cupyrec.ops import adagrad, adam, adam_history, catch_up_adam, ftrl, rowwise_adagrad, sgd
 
 _Update = Callable[..., None]
 OPTIMIZERS: list[tuple[str, int, _Update, _Update, _Update, dict[str, float]]] = [
@@ -84,4 +86,57 @@ def _rowwise_adagrad_rows(xp: ModuleType, batch: int, width: int) -> Work:
     return Work(
         call, ideal, f"U={u} D={width}",
         naive=lambda: (naive.rowwise_adagrad_rows(held.flat, held.rows, g, **constants),),
+    )  # fmt: skip
+
+
+HISTORY = adam_history.AdamHistory(beta1=0.9, beta2=0.999, eps=1e-8, rates=[0.001] * 40)
+
+
+class _Idle(Rows):
+    """Rows of catch-up Adam whose last step was 8 of 40."""
+
+    def __init__(self, xp: ModuleType, count: int, width: int) -> None:
+        super().__init__(xp, count, 3 * width + 1, 1)
+        self.last = self.flat.view(np.int32)[:, 3 * width]
+        self.leave()
+        self.bytes = 4 * (3 * width + 1) * count
+        self.read = 8 * count + self.addresses + self.bytes + 16 * 32
+
+    def leave(self) -> None:
+        self.last[...] = 8
+
+
+def _idle(w: Any, m: Any, v: Any, g: float) -> None:
+    for t in range(9, 41):
+        naive.adam(w, m, v, g, lr=0.001, beta1=0.9, beta2=0.999, eps=1e-8, t=t)
+
+
+@case("catch_up_rows", 128, 16)
+def _catch_up_rows(xp: ModuleType, batch: int, width: int) -> Work:
+    held = _Idle(xp, batch * FEATURES // 4, width)
+    g = xp.zeros((len(held.rows), width), np.float32)
+
+    def call() -> tuple:
+        catch_up_adam.catch_up_rows(held.memory, held.rows, width, HISTORY)
+        return (held.flat,)
+
+    return Work(
+        call, held.read + held.bytes, f"U={len(g)} D={width}", before=held.leave,
+        naive=lambda: (naive.update_rows(_idle, held.flat, held.rows, g, 3),),
+    )  # fmt: skip
+
+
+@case("caught_up_vectors", 128, 16)
+def _caught_up_vectors(xp: ModuleType, batch: int, width: int) -> Work:
+    held = _Idle(xp, batch * FEATURES // 4, width)
+
+    def plain() -> tuple:
+        values = held.flat[held.rows]
+        w, m, v = (values[:, i * width : (i + 1) * width] for i in range(3))
+        _idle(w, m, v, 0.0)
+        return (w,)
+
+    return Work(
+        lambda: (catch_up_adam.caught_up_vectors(held.memory, held.rows, width, HISTORY),),
+        held.read + 4 * len(held.rows) * width, f"U={len(held.rows)} D={width}", naive=plain,
     )  # fmt: skip

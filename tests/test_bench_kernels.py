@@ -354,8 +354,8 @@ NEAR_IDEAL = {
     "relu_dropout_backward", "bce_forward", "bce_backward",
 }  # fmt: skip
 ROW_WISE = {
-    "sgd_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows", "ftrl_rows", "segment_sum",
-    "segment_sum_bags",
+    "sgd_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows", "catch_up_rows",
+    "caught_up_vectors", "ftrl_rows", "segment_sum", "segment_sum_bags",
 }  # fmt: skip
 SMALL = {"clip_scale", "bce_forward", "bce_backward"}  # a batch of 65,536 doesn't fill a GPU
 NO_STREAM = SMALL | {

@@ -22,6 +22,7 @@ from cupyrec import Tensor, arrays, kernel, ops
 from cupyrec.kernel import Kernel
 from cupyrec.ops import (
     bce_with_logits,
+    catch_up_adam,
     dot_interaction,
     embedding_rows,
     initial_vectors,
@@ -86,6 +87,11 @@ def rows_of(width, shift):
         memory = embedding_rows.RowMemory(chunks, 1, ((states + 1) * width + 3) // 4 * 4)
         update(memory, keys, x, **constants)
         update(memory._replace(value=1), keys, x, **constants, rounding=rounding)
+    catching_up = embedding_rows.RowMemory(chunks, 1, (3 * width + 4) // 4 * 4)
+    catch_up_adam.catch_up_rows(catching_up, keys, width, kernel_cases.HISTORY)
+    catch_up_adam.caught_up_vectors(catching_up, keys, width, kernel_cases.HISTORY)
+    halved = catching_up._replace(value=1)
+    catch_up_adam.catch_up_rows(halved, keys, width, kernel_cases.HISTORY, rounding)
     for value in (0, 1, 2):
         memory = embedding_rows.RowMemory(chunks, 1, (width + 4) // 4 * 4, value)
         by = rounding if value else None

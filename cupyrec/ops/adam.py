@@ -31,7 +31,7 @@ from cupyrec.ops.embedding_rows import (
     write_vector,
 )  # fmt: skip
 
-__all__ = ["adam_dense", "adam_rows"]
+__all__ = ["adam_dense", "adam_rows", "update_adam_rows"]
 
 _ELEMENTS = 65536  # a block
 
@@ -47,13 +47,15 @@ def _update(w, m, v, g, constants):
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, scratch, rounding, constants):
+def _update_rows(memory, rows, g, scratch, rounding, last, constants):
     n = g.shape[1]
     for u in range(rows.size):
         words = row_at(memory, rows[u])
         w, state = read_vector(memory, words, n, scratch), state_at(memory, words, n)
         _update(w, state[:n], state[n : 2 * n], g[u], constants)
         write_vector(memory, words, w, rounding, u)
+        if last:
+            state[2 * n : 2 * n + 1].view(np.int32)[0] = last
 
 
 _CONSTANTS = (
@@ -65,7 +67,7 @@ _dense = Kernel(
     f"float* w, float* m, float* v, const float* g, {_CONSTANTS}, const float* scale, int64_t n",
     lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
 )  # fmt: skip
-_rows = row_kernel("adam.cu", "adam_rows", _CONSTANTS)
+_rows = row_kernel("adam.cu", "adam_rows", f"int last, {_CONSTANTS}")
 
 
 def _constants(
@@ -176,9 +178,32 @@ def adam_rows(
     >>> chunk.round(4)
     array([[0.75 , 0.2  , 0.004, 0.   ]], dtype=float32)
     """
-    xp = check_rows("adam_rows", memory, rows, g, rounding, parts=2)
-    c = _constants(lr, beta1, beta2, eps, t, weight_decay)
+    update_adam_rows(
+        "adam_rows", memory, rows, g, scale, rounding, lr=lr, beta1=beta1, beta2=beta2, eps=eps,
+        t=t, weight_decay=weight_decay,
+    )  # fmt: skip
+
+
+def update_adam_rows(
+    where: str,
+    memory: RowMemory,
+    rows: Any,
+    g: Any,
+    scale: Any,
+    rounding: Rounding | None,
+    last: int = 0,
+    **constants: Any,
+) -> None:
+    """Do what `adam_rows` says; where `last` isn't 0 it is written behind v, an int32.
+
+    Examples
+    --------
+    See `cupyrec.ops.catch_up_adam`.
+    """
+    xp = check_rows(where, memory, rows, g, rounding, parts=2, words=int(last > 0))
+    c = _constants(**constants)
     if xp is not np:
-        update_rows(xp, _rows, memory, rows, g, rounding, *c, scale_pointer(xp, scale))
+        update_rows(xp, _rows, memory, rows, g, rounding, last, *c, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
-        update_rows_cpu(_update_rows, memory, rows, g, rounding, (*c, np.float32(scale)))
+        c = (*c, np.float32(scale))
+        update_rows_cpu(_update_rows, memory, rows, g, rounding, last, c)
