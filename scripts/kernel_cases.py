@@ -111,15 +111,11 @@ def _move_rows(xp: ModuleType, batch: int, width: int) -> Work:
 @case("round_rows", 128, 16)
 def _round_rows(xp: ModuleType, batch: int, width: int) -> Work:
     keys = batch_keys(batch)
-    x, tables, ids = floats(xp, len(keys.ids), width), xp.asarray(keys.tables), xp.asarray(keys.ids)
-
-    def call() -> tuple:
-        half = stochastic_rounding.FLOAT16
-        return (stochastic_rounding.round_rows(x, tables, ids, 7, 3, half),)
-
+    n, half = len(keys.ids), stochastic_rounding.FLOAT16
+    x, tables, ids = floats(xp, n, width), xp.asarray(keys.tables), xp.asarray(keys.ids)
     return Work(
-        call, len(ids) * (12 + 6 * width), f"N={len(ids)} D={width}", dtype="uint16",
-        naive=lambda: (x.astype(np.float16),),
+        lambda: (stochastic_rounding.round_rows(x, tables, ids, 7, 3, half),),
+        n * (12 + 6 * width), f"N={n} D={width}", dtype="uint16",
     )  # fmt: skip
 
 

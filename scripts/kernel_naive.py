@@ -1,7 +1,8 @@
 """The ops of the bench in a few lines of the array module's functions, as a user would write them.
 
 bench_kernels.py times them on a GPU beside the kernels; a test runs them under NumPy against the
-CPU's ops. There is none for look-ups in a hash table, which array functions can't express.
+CPU's ops. There is none for what keys decide, look-ups in a hash table and the rounding of rows:
+array functions can't express it.
 """
 
 from __future__ import annotations
