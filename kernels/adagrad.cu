@@ -1,5 +1,6 @@
-// What: x = scale * g; s += x^2; w -= lr * x / (sqrt(s) + eps), on N dense parameters and on U
-//   embedding rows [w (DIM), s (DIM)]; nothing is written where `scale` is NaN.
+// What: x = scale * g; s += x^2; w -= decay * w + lr * x / (sqrt(s) + eps), on N dense parameters
+//   and on U embedding rows [w (DIM), s (DIM)]; nothing is written where `scale` is NaN. decay = lr
+//   * weight_decay.
 // Who does what: blocks of 256 threads. Dense: a thread updates 4 consecutive floats, VECTOR at a
 //   time. Rows: a thread updates one of the DIM / VECTOR pieces of a row, consecutive threads
 //   consecutive ones, so that a warp moves whole sectors of w, s and g.
@@ -17,7 +18,7 @@
 namespace {
 
 struct Constants {
-    float lr, eps;
+    float lr, eps, decay;
     const float* scale;
 };
 
@@ -31,7 +32,7 @@ __device__ __forceinline__ void update(Vector w, float* s, const float* g, const
     for (int i = 0; i < N; ++i) {
         const float x = gradient.at[i] * factor;
         sum.at[i] += x * x;
-        weight.at[i] -= c.lr * x / (sqrtf(sum.at[i]) + c.eps);
+        weight.at[i] -= c.decay * weight.at[i] + c.lr * x / (sqrtf(sum.at[i]) + c.eps);
     }
     store(w, weight);
     store(s, sum);
@@ -42,19 +43,19 @@ __device__ __forceinline__ void update(Vector w, float* s, const float* g, const
 #ifdef DIM
 extern "C" __global__ void __launch_bounds__(256)
     adagrad_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,
-                 float lr, float eps, const float* scale, const uint32_t* tables,
+                 float lr, float eps, float decay, const float* scale, const uint32_t* tables,
                  const int64_t* ids, uint64_t seed, uint32_t step, int64_t row_count) {
     const RowPiece<DIM, VECTOR> piece;
     if (piece.u >= row_count) return;
     float* row = row_at(chunks, k, stride, rows[piece.u]);
     update<VECTOR>(piece.vector(row, {tables, ids, seed, step}), piece.state(row),
-                   g + piece.number * VECTOR, {lr, eps, scale});
+                   g + piece.number * VECTOR, {lr, eps, decay, scale});
 }
 #else
 extern "C" __global__ void __launch_bounds__(256)
-    adagrad_dense(float* w, float* s, const float* g, float lr, float eps, const float* scale,
-                  int64_t n) {
-    const Constants c{lr, eps, scale};
+    adagrad_dense(float* w, float* s, const float* g, float lr, float eps, float decay,
+                  const float* scale, int64_t n) {
+    const Constants c{lr, eps, decay, scale};
     const int64_t i = thread_number() * 4;
     if (i + 4 <= n) {
 #pragma unroll

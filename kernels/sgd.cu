@@ -1,5 +1,5 @@
-// What: w -= rate * scale * g, on N dense parameters and on the vectors of U embedding rows.
-//   Nothing is written where `scale` is NaN.
+// What: w -= decay * w + rate * scale * g, on N dense parameters and on the vectors of U embedding
+//   rows. Nothing is written where `scale` is NaN. decay = lr * weight_decay.
 // Who does what: blocks of 256 threads. Dense: a thread updates 4 consecutive floats, VECTOR at a
 //   time. Rows: a thread updates one of the DIM / VECTOR pieces of a row, consecutive threads
 //   consecutive ones, so that a warp moves whole sectors of w and g.
@@ -18,13 +18,17 @@
 namespace {
 
 template <int N, typename Vector>
-__device__ __forceinline__ void update(Vector w, const float* g, float rate, const float* scale) {
+__device__ __forceinline__ void update(Vector w, const float* g, float rate, float decay,
+                                       const float* scale) {
     const Floats<N> gradient = load<N>(g);
     Floats<N> weight = load<N>(w);
     const float factor = gradient_scale(scale);
     if (is_nan(factor)) return;
 #pragma unroll
-    for (int i = 0; i < N; ++i) weight.at[i] -= rate * factor * gradient.at[i];
+    for (int i = 0; i < N; ++i) {
+        const float kept = __fmaf_rn(-decay, weight.at[i], weight.at[i]);
+        weight.at[i] = __fmaf_rn(-rate * factor, gradient.at[i], kept);
+    }
     store(w, weight);
 }
 
@@ -33,23 +37,24 @@ __device__ __forceinline__ void update(Vector w, const float* g, float rate, con
 #ifdef DIM
 extern "C" __global__ void __launch_bounds__(256)
     sgd_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,
-             float rate, const float* scale, const uint32_t* tables, const int64_t* ids,
-             uint64_t seed, uint32_t step, int64_t row_count) {
+             float rate, float decay, const float* scale, const uint32_t* tables,
+             const int64_t* ids, uint64_t seed, uint32_t step, int64_t row_count) {
     const RowPiece<DIM, VECTOR> piece;
     if (piece.u >= row_count) return;
     float* row = row_at(chunks, k, stride, rows[piece.u]);
     update<VECTOR>(piece.vector(row, {tables, ids, seed, step}), g + piece.number * VECTOR, rate,
-                   scale);
+                   decay, scale);
 }
 #else
 extern "C" __global__ void __launch_bounds__(256)
-    sgd_dense(float* w, const float* g, float rate, const float* scale, int64_t n) {
+    sgd_dense(float* w, const float* g, float rate, float decay, const float* scale, int64_t n) {
     const int64_t i = thread_number() * 4;
     if (i + 4 <= n) {
 #pragma unroll
-        for (int j = 0; j < 4; j += VECTOR) update<VECTOR>(w + i + j, g + i + j, rate, scale);
+        for (int j = 0; j < 4; j += VECTOR)
+            update<VECTOR>(w + i + j, g + i + j, rate, decay, scale);
     } else {
-        for (int64_t j = i; j < n; ++j) update<1>(w + j, g + j, rate, scale);
+        for (int64_t j = i; j < n; ++j) update<1>(w + j, g + j, rate, decay, scale);
     }
 }
 #endif

@@ -308,11 +308,13 @@ def segment_sum(x, offsets, positions, index=None, weights=None) -> np.ndarray:
 # Optimizers: state is changed in place, float64
 
 
-def sgd(w, g, *, lr, scale=1.0) -> None:
+def sgd(w, g, *, lr, weight_decay=0.0, scale=1.0) -> None:
+    w *= 1 - lr * weight_decay
     w -= lr * scale * np.float64(g)
 
 
-def adagrad(w, s, g, *, lr, eps, scale=1.0) -> None:
+def adagrad(w, s, g, *, lr, eps, weight_decay=0.0, scale=1.0) -> None:
+    w *= 1 - lr * weight_decay
     g = scale * np.float64(g)
     s += g**2
     w -= lr * g / (np.sqrt(s) + eps)

@@ -5,7 +5,7 @@ from test_embedding_rows import check_update_refuses, chunked, unchunked
 
 from cupyrec.ops.adagrad import adagrad_dense, adagrad_rows
 
-OPTIONS = dict(lr=0.1, eps=1e-8, scale=0.7)
+OPTIONS = dict(lr=0.1, eps=1e-8, weight_decay=0.3, scale=0.7)
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 17, 127, 1025, 65_537])
@@ -14,8 +14,8 @@ def test_dense_is_exact_where_all_roots_are(n):
     w, s, g = oracle.integers(n, -99, 99), np.zeros(n, np.float32), oracle.integers(n, 1, 99)
     g[::2] *= -1
     truth = np.float64(w), np.zeros(n)
-    oracle.adagrad(*truth, g, lr=2.0, eps=0.0, scale=2.0)
-    adagrad_dense(w, s, g, lr=2.0, eps=0.0, scale=2.0)
+    oracle.adagrad(*truth, g, lr=2.0, eps=0.0, weight_decay=0.25, scale=2.0)
+    adagrad_dense(w, s, g, lr=2.0, eps=0.0, weight_decay=0.25, scale=2.0)
     oracle.check_exact(w, truth[0])
     oracle.check_exact(s, truth[1])
 
@@ -53,6 +53,7 @@ def test_rows_over_50_steps(width):
 
     def naive(row, g, t):
         w, s = row[:width], row[width : 2 * width]
+        w *= np.float32(1 - OPTIONS["lr"] * OPTIONS["weight_decay"])
         s += (scale * g) ** 2
         w -= lr * (scale * g) / (np.sqrt(s) + eps)
 

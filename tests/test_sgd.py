@@ -10,8 +10,8 @@ from cupyrec.ops.sgd import sgd_dense, sgd_rows
 def test_dense_is_exact_on_integer_data(n):
     w, g = oracle.integers(n, -99, 99), oracle.integers(n, -99, 99, seed=1)
     truth = np.float64(w)
-    oracle.sgd(truth, g, lr=0.5, scale=0.25)
-    sgd_dense(w, g, lr=0.5, scale=0.25)
+    oracle.sgd(truth, g, lr=0.5, weight_decay=0.5, scale=0.25)
+    sgd_dense(w, g, lr=0.5, weight_decay=0.5, scale=0.25)
     oracle.check_exact(w, truth)
 
 
@@ -24,8 +24,8 @@ def test_rows_are_exact_on_integer_data_and_others_untouched(n, width):
     g = oracle.integers((n, width), -99, 99, seed=1)
     truth = np.float64(rows)
     for row, gradient in zip(touched, g, strict=True):
-        oracle.sgd(truth[row, :width], gradient, lr=0.5, scale=0.25)
-    sgd_rows(memory, touched, g, lr=0.5, scale=0.25)
+        oracle.sgd(truth[row, :width], gradient, lr=0.5, weight_decay=0.5, scale=0.25)
+    sgd_rows(memory, touched, g, lr=0.5, weight_decay=0.5, scale=0.25)
     oracle.check_exact(unchunked(chunks, n + 3), truth)
 
 
@@ -34,9 +34,10 @@ def test_error_over_50_steps():
     truth, naive = np.float64(w), w.copy()
     for t in range(50):
         g = oracle.normals(1025, seed=t)
-        oracle.sgd(truth, g, lr=0.1, scale=0.7)
+        oracle.sgd(truth, g, lr=0.1, weight_decay=0.3, scale=0.7)
+        naive *= np.float32(1 - 0.1 * 0.3)
         naive -= np.float32(0.1) * (np.float32(0.7) * g)
-        sgd_dense(w, g, lr=0.1, scale=0.7)
+        sgd_dense(w, g, lr=0.1, weight_decay=0.3, scale=0.7)
     oracle.check_error(w, naive, truth)
 
 

@@ -1,4 +1,4 @@
-"""SGD, Adagrad, Adam, FTRL on devices: updates of dense parameters and rows, one formula each."""
+"""Optimizers on devices: the updates of dense parameters and rows, one formula each."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,11 +15,13 @@ from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, RowMemory
 f32 = np.float32
 
 
-def naive_sgd(w, g, *, lr, scale):
+def naive_sgd(w, g, *, lr, weight_decay, scale):
+    w *= f32(1 - lr * weight_decay)
     w -= f32(lr) * (f32(scale) * g)
 
 
-def naive_adagrad(w, s, g, *, lr, eps, scale):
+def naive_adagrad(w, s, g, *, lr, eps, weight_decay, scale):
+    w *= f32(1 - lr * weight_decay)
     g = f32(scale) * g
     s += g * g
     w -= f32(lr) * g / (np.sqrt(s) + f32(eps))
@@ -66,11 +68,12 @@ ADAM_EXACT = dict(lr=2.0, beta1=0.5, beta2=0.75, eps=0.0, t=1, weight_decay=0.25
 RULES = [
     Rule(
         "sgd", sgd.sgd_dense, sgd.sgd_rows, oracle.sgd, naive_sgd, 1,
-        dict(lr=0.5, scale=0.5), dict(lr=0.1, scale=0.7),
+        dict(lr=0.5, weight_decay=0.5, scale=0.5), dict(lr=0.1, weight_decay=0.3, scale=0.7),
     ),
     Rule(
         "adagrad", adagrad.adagrad_dense, adagrad.adagrad_rows, oracle.adagrad, naive_adagrad, 2,
-        dict(lr=2.0, eps=0.0, scale=0.5), dict(lr=0.1, eps=1e-8, scale=0.7),
+        dict(lr=2.0, eps=0.0, weight_decay=0.25, scale=0.5),
+        dict(lr=0.1, eps=1e-8, weight_decay=0.3, scale=0.7),
     ),
     Rule(
         "adam", adam.adam_dense, adam.adam_rows, oracle.adam, naive_adam, 3,

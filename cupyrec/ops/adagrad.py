@@ -2,7 +2,7 @@
 
     g = scale * g                   scale: the clipping factor
     s += g^2
-    w -= lr * g / (sqrt(s) + eps)
+    w -= lr * weight_decay * w + lr * g / (sqrt(s) + eps)
 
 A row is [w (D), s (D)].
 """
@@ -35,32 +35,42 @@ _ELEMENTS = 65536  # a block
 
 
 @cpu.exact_loop
-def _update(w, s, g, lr, eps, scale):
+def _update(w, s, g, lr, eps, decay, scale):
     for i in range(g.size):
         x = g[i] * scale
         s[i] += x * x
-        w[i] -= lr * x / (np.sqrt(s[i]) + eps)
+        w[i] -= decay * w[i] + lr * x / (np.sqrt(s[i]) + eps)
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, scratch, rounding, lr, eps, scale):
+def _update_rows(memory, rows, g, scratch, rounding, lr, eps, decay, scale):
     width = g.shape[1]
     for u in range(rows.size):
         words = row_at(memory, rows[u])
         w, s = read_vector(memory, words, width, scratch), state_at(memory, words, width)
-        _update(w, s, g[u], lr, eps, scale)
+        _update(w, s, g[u], lr, eps, decay, scale)
         write_vector(memory, words, w, rounding, u)
 
 
 _dense = Kernel(
     "adagrad.cu", "adagrad_dense",
-    "float* w, float* s, const float* g, float lr, float eps, const float* scale, int64_t n",
+    "float* w, float* s, const float* g, float lr, float eps, float decay, const float* scale,"
+    " int64_t n",
     lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
 )  # fmt: skip
-_rows = row_kernel("adagrad.cu", "adagrad_rows", "float lr, float eps")
+_rows = row_kernel("adagrad.cu", "adagrad_rows", "float lr, float eps, float decay")
 
 
-def adagrad_dense(w: Any, s: Any, g: Any, *, lr: float, eps: float, scale: Any = 1.0) -> None:
+def adagrad_dense(
+    w: Any,
+    s: Any,
+    g: Any,
+    *,
+    lr: float,
+    eps: float,
+    weight_decay: float = 0.0,
+    scale: Any = 1.0,
+) -> None:
     """Update dense parameters and their state in place.
 
     Parameters
@@ -68,6 +78,8 @@ def adagrad_dense(w: Any, s: Any, g: Any, *, lr: float, eps: float, scale: Any =
     w, s, g : (N,) arrays of float32
         Parameters, sums of squares, gradient.
     lr, eps : float
+    weight_decay : float
+        Decoupled from the gradient.
     scale : float, or (1,) array of float32 on the device of `w`
         Where it is NaN, nothing is updated.
 
@@ -88,9 +100,10 @@ def adagrad_dense(w: Any, s: Any, g: Any, *, lr: float, eps: float, scale: Any =
     if xp is not np:
         g = xp.ascontiguousarray(g)
         macros = {"VECTOR": vector_width(4, w, s, g)}
-        _dense(w, s, g, lr, eps, scale_pointer(xp, scale), w.size, macros=macros, N=w.size)
+        c = lr, eps, lr * weight_decay, scale_pointer(xp, scale)
+        _dense(w, s, g, *c, w.size, macros=macros, N=w.size)
     elif not np.isnan(scale := scale_value(scale)):
-        c = np.float32(lr), np.float32(eps), np.float32(scale)
+        c = np.float32(lr), np.float32(eps), np.float32(lr * weight_decay), np.float32(scale)
         cpu.parallel(lambda i, j: _update(w[i:j], s[i:j], g[i:j], *c), w.size, _ELEMENTS)
 
 
@@ -101,6 +114,7 @@ def adagrad_rows(
     *,
     lr: float,
     eps: float,
+    weight_decay: float = 0.0,
     scale: Any = 1.0,
     rounding: Rounding | None = None,
 ) -> None:
@@ -113,6 +127,8 @@ def adagrad_rows(
         No row twice.
     g : (U, D) array of float32
     lr, eps : float
+    weight_decay : float
+        Decoupled from the gradient; rows that are not in the batch don't decay.
     scale : float, or (1,) array of float32 on the device of `g`
         Where it is NaN, nothing is updated.
     rounding : Rounding, optional
@@ -133,7 +149,8 @@ def adagrad_rows(
     """
     xp = check_rows("adagrad_rows", memory, rows, g, rounding, parts=1)
     if xp is not np:
-        update_rows(xp, _rows, memory, rows, g, rounding, lr, eps, scale_pointer(xp, scale))
+        c = lr, eps, lr * weight_decay, scale_pointer(xp, scale)
+        update_rows(xp, _rows, memory, rows, g, rounding, *c)
     elif not np.isnan(scale := scale_value(scale)):
-        c = np.float32(lr), np.float32(eps), np.float32(scale)
+        c = np.float32(lr), np.float32(eps), np.float32(lr * weight_decay), np.float32(scale)
         update_rows_cpu(_update_rows, memory, rows, g, rounding, *c)

@@ -1,6 +1,6 @@
 """Stochastic gradient descent, on dense parameters and on embedding rows.
 
-w -= lr * scale * g             scale: the clipping factor
+w -= lr * weight_decay * w + lr * scale * g             scale: the clipping factor
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ _ELEMENTS = 65536  # a block
 
 
 @cpu.exact_loop
-def _update(w, g, rate):
+def _update(w, g, rate, decay):
     for i in range(g.size):
-        w[i] -= rate * g[i]
+        w[i] -= decay * w[i] + rate * g[i]
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, scratch, rounding, rate):
+def _update_rows(memory, rows, g, scratch, rounding, rate, decay):
     for u in range(rows.size):
         words = row_at(memory, rows[u])
         w = read_vector(memory, words, g.shape[1], scratch)
-        _update(w, g[u], rate)
+        _update(w, g[u], rate, decay)
         write_vector(memory, words, w, rounding, u)
 
 
 _dense = Kernel(
-    "sgd.cu", "sgd_dense", "float* w, const float* g, float rate, const float* scale, int64_t n",
+    "sgd.cu", "sgd_dense",
+    "float* w, const float* g, float rate, float decay, const float* scale, int64_t n",
     lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
 )  # fmt: skip
-_rows = row_kernel("sgd.cu", "sgd_rows", "float rate")
+_rows = row_kernel("sgd.cu", "sgd_rows", "float rate, float decay")
 
 
-def sgd_dense(w: Any, g: Any, *, lr: float, scale: Any = 1.0) -> None:
+def sgd_dense(w: Any, g: Any, *, lr: float, weight_decay: float = 0.0, scale: Any = 1.0) -> None:
     """Update dense parameters in place.
 
     Parameters
@@ -59,6 +60,8 @@ def sgd_dense(w: Any, g: Any, *, lr: float, scale: Any = 1.0) -> None:
     w, g : (N,) arrays of float32
         Parameters and their gradient.
     lr : float
+    weight_decay : float
+        Decoupled from the gradient.
     scale : float, or (1,) array of float32 on the device of `w`
         Where it is NaN, nothing is updated.
 
@@ -79,10 +82,11 @@ def sgd_dense(w: Any, g: Any, *, lr: float, scale: Any = 1.0) -> None:
     if xp is not np:
         g = xp.ascontiguousarray(g)
         macros = {"VECTOR": vector_width(4, w, g)}
-        _dense(w, g, lr, scale_pointer(xp, scale), w.size, macros=macros, N=w.size)
+        decay = lr * weight_decay
+        _dense(w, g, lr, decay, scale_pointer(xp, scale), w.size, macros=macros, N=w.size)
     elif not np.isnan(scale := scale_value(scale)):
-        rate = np.float32(lr * scale)
-        cpu.parallel(lambda i, j: _update(w[i:j], g[i:j], rate), w.size, _ELEMENTS)
+        c = np.float32(lr * scale), np.float32(lr * weight_decay)
+        cpu.parallel(lambda i, j: _update(w[i:j], g[i:j], *c), w.size, _ELEMENTS)
 
 
 def sgd_rows(
@@ -91,6 +95,7 @@ def sgd_rows(
     g: Any,
     *,
     lr: float,
+    weight_decay: float = 0.0,
     scale: Any = 1.0,
     rounding: Rounding | None = None,
 ) -> None:
@@ -103,6 +108,8 @@ def sgd_rows(
         No row twice.
     g : (U, D) array of float32
     lr : float
+    weight_decay : float
+        Decoupled from the gradient; rows that are not in the batch don't decay.
     scale : float, or (1,) array of float32 on the device of `g`
         Where it is NaN, nothing is updated.
     rounding : Rounding, optional
@@ -123,6 +130,8 @@ def sgd_rows(
     """
     xp = check_rows("sgd_rows", memory, rows, g, rounding)
     if xp is not np:
-        update_rows(xp, _rows, memory, rows, g, rounding, lr, scale_pointer(xp, scale))
+        c = lr, lr * weight_decay, scale_pointer(xp, scale)
+        update_rows(xp, _rows, memory, rows, g, rounding, *c)
     elif not np.isnan(scale := scale_value(scale)):
-        update_rows_cpu(_update_rows, memory, rows, g, rounding, np.float32(lr * scale))
+        c = np.float32(lr * scale), np.float32(lr * weight_decay)
+        update_rows_cpu(_update_rows, memory, rows, g, rounding, *c)
