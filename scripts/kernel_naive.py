@@ -20,6 +20,11 @@ def sgd(w: Any, g: Any, *, lr: float) -> None:
     w -= lr * g
 
 
+def momentum(w: Any, m: Any, g: Any, *, lr: float, momentum: float) -> None:
+    m[...] = momentum * m + g
+    w -= lr * m
+
+
 def adagrad(w: Any, s: Any, g: Any, *, lr: float, eps: float) -> None:
     s += g * g
     w -= lr * g / (s**0.5 + eps)

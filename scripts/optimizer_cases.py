@@ -11,11 +11,24 @@ import kernel_naive as naive
 import numpy as np
 from kernel_inputs import FEATURES, FULL_BATCH, PARAMETERS, Rows, Work, case, floats
 
-from cupyrec.ops import adagrad, adam, adam_history, catch_up_adam, ftrl, rowwise_adagrad, sgd
+from cupyrec.ops import (
+    adagrad,
+    adam,
+    adam_history,
+    catch_up_adam,
+    ftrl,
+    momentum,
+    rowwise_adagrad,
+    sgd,
+)
 
 _Update = Callable[..., None]
 OPTIMIZERS: list[tuple[str, int, _Update, _Update, _Update, dict[str, float]]] = [
     ("sgd", 0, sgd.sgd_dense, sgd.sgd_rows, naive.sgd, dict(lr=0.01)),
+    (
+        "momentum", 1, momentum.momentum_dense, momentum.momentum_rows, naive.momentum,
+        dict(lr=0.01, momentum=0.9),
+    ),
     (
         "adagrad", 1, adagrad.adagrad_dense, adagrad.adagrad_rows, naive.adagrad,
         dict(lr=0.01, eps=1e-8),

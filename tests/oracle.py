@@ -313,6 +313,14 @@ def sgd(w, g, *, lr, weight_decay=0.0, scale=1.0) -> None:
     w -= lr * scale * np.float64(g)
 
 
+def momentum(w, m, g, *, lr, momentum, nesterov=False, weight_decay=0.0, scale=1.0) -> None:
+    """torch.optim.SGD's: the learning rate stands outside the sum, and no gradient is damped."""
+    g = scale * np.float64(g)
+    m[:] = momentum * m + g
+    w *= 1 - lr * weight_decay
+    w -= lr * (g + momentum * m if nesterov else m)
+
+
 def adagrad(w, s, g, *, lr, eps, weight_decay=0.0, scale=1.0) -> None:
     w *= 1 - lr * weight_decay
     g = scale * np.float64(g)

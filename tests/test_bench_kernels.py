@@ -296,7 +296,7 @@ def test_difference(expected, got, error):
 # Naive versions
 
 ALL = [(name, width) for name, (_, widths) in kernel_cases.CASES.items() for width in widths]
-NO_NAIVE = {"hash_find", "hash_find_or_insert", "hash_delete", "round_rows"}  # not of array functions
+NO_NAIVE = {"hash_find", "hash_find_or_insert", "hash_delete", "round_rows"}  # keys decide
 OWN_NAIVE = {"unique_keys", "relu_dropout_forward", "initial_uniform", "initial_normal"}  # below
 
 
@@ -349,13 +349,14 @@ def test_no_naive_version_of_what_keys_decide():
 # Bars
 
 NEAR_IDEAL = {
-    "sgd_dense", "adagrad_dense", "adam_dense", "ftrl_dense", "gather_rows", "int8_encode",
-    "int8_decode", "dot_interaction_forward", "dot_interaction_backward", "relu_dropout_forward",
-    "relu_dropout_backward", "bce_forward", "bce_backward", "round_rows",
+    "sgd_dense", "momentum_dense", "adagrad_dense", "adam_dense", "ftrl_dense", "gather_rows",
+    "round_rows", "int8_encode", "int8_decode", "dot_interaction_forward",
+    "dot_interaction_backward", "relu_dropout_forward", "relu_dropout_backward", "bce_forward",
+    "bce_backward",
 }  # fmt: skip
 ROW_WISE = {
-    "sgd_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows", "catch_up_rows",
-    "caught_up_vectors", "ftrl_rows", "segment_sum", "segment_sum_bags",
+    "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",
+    "catch_up_rows", "caught_up_vectors", "ftrl_rows", "segment_sum", "segment_sum_bags",
 }  # fmt: skip
 SMALL = {"clip_scale", "bce_forward", "bce_backward"}  # a batch of 65,536 doesn't fill a GPU
 NO_STREAM = SMALL | {

@@ -9,7 +9,7 @@ import pytest
 from test_embedding_rows import keys
 
 from cupyrec import arrays
-from cupyrec.ops import adagrad, adam, ftrl, sgd
+from cupyrec.ops import adagrad, adam, ftrl, momentum, sgd
 from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, RowMemory
 
 f32 = np.float32
@@ -18,6 +18,14 @@ f32 = np.float32
 def naive_sgd(w, g, *, lr, weight_decay, scale):
     w *= f32(1 - lr * weight_decay)
     w -= f32(lr) * (f32(scale) * g)
+
+
+def naive_momentum(w, m, g, *, lr, momentum, nesterov, weight_decay, scale):
+    g = f32(scale) * g
+    w *= f32(1 - lr * weight_decay)
+    m *= f32(momentum)
+    m += g
+    w -= f32(lr) * (g + f32(momentum) * m if nesterov else m)
 
 
 def naive_adagrad(w, s, g, *, lr, eps, weight_decay, scale):
@@ -69,6 +77,15 @@ RULES = [
     Rule(
         "sgd", sgd.sgd_dense, sgd.sgd_rows, oracle.sgd, naive_sgd, 1,
         dict(lr=0.5, weight_decay=0.5, scale=0.5), dict(lr=0.1, weight_decay=0.3, scale=0.7),
+    ),
+    *(
+        Rule(
+            "momentum", momentum.momentum_dense, momentum.momentum_rows, oracle.momentum,
+            naive_momentum, 2,
+            dict(lr=0.5, momentum=0.5, nesterov=nesterov, weight_decay=0.5, scale=0.5),
+            dict(lr=0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.3, scale=0.7),
+        )
+        for nesterov in (False, True)
     ),
     Rule(
         "adagrad", adagrad.adagrad_dense, adagrad.adagrad_rows, oracle.adagrad, naive_adagrad, 2,
@@ -351,7 +368,7 @@ def test_what_moves(rule):
 
 def test_grids_fill_a_gpu():
     """132 SMs of 8 blocks, with the widths of OneFlow's DLRM at batch 65,536."""
-    for module in (sgd, adagrad, adam, ftrl):
+    for module in (sgd, momentum, adagrad, adam, ftrl):
         assert module._dense.geometry(N=2_400_000).grid >= 132 * 8
         assert module._rows.geometry(U=100_000, D=128, vector=4).grid >= 132 * 8
         assert module._rows.geometry(U=100_000, D=16, vector=4).grid >= 132 * 8
