@@ -1,6 +1,7 @@
-// What: gather_rows: out[i] = vector of row rows[inverse[i]], or of `unseen` where that is -1 - j.
-//   write_rows: vectors and states to N consecutive rows, zeros to their padding. Vectors of the
-//   16-bit formats of VALUE are widened by the one, rounded at random by the other.
+// What: gather_rows: out[i] = vector of row rows[inverse[i]], or of `unseen` where that is -1 - j;
+//   zeros where inverse[i] is -1. write_rows: vectors and states to N consecutive rows, zeros to
+//   their padding. Vectors of the 16-bit formats of VALUE are widened by the one, rounded at random
+//   by the other.
 // Who does what: gather: a warp writes TILE consecutive vectors. Lane r looks up the address of
 //   vector r (inverse -> rows -> chunk), once a vector; then lanes move the tile's pieces of
 //   VECTOR floats, consecutive lanes consecutive pieces of `out`, BATCH loads of a lane in flight,
@@ -98,13 +99,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #else
 namespace {
 
-// VECTOR columns from number `column` on of a vector of Values, or of floats at an odd address.
-__device__ __forceinline__ Floats<VECTOR> columns(uint64_t address, int column) {
-#if VALUE != FLOAT32
-    if (address & 1) return load<VECTOR>(reinterpret_cast<const float*>(address - 1) + column);
-#endif
-    return load<VECTOR>(reinterpret_cast<const Value*>(address) + column);
-}
+__device__ alignas(16) float ZEROS[DIM];  // padding's vector, so that no piece asks what it is of
 
 }  // namespace
 
@@ -118,13 +113,9 @@ extern "C" __global__ void __launch_bounds__(256)
     const int64_t first = thread_number() / WARP * TILE;
     if (first >= n) return;
     const int tile = n - first < TILE ? static_cast<int>(n - first) : TILE;
-    uint64_t source = 0;
-    if (lane < tile) {
-        const int64_t row = rows[inverse[first + lane]];
-        source = row >= 0
-                     ? reinterpret_cast<uint64_t>(row_at(chunks, k, stride, row))
-                     : reinterpret_cast<uint64_t>(unseen + (-1 - row) * DIM) + (VALUE != FLOAT32);
-    }
+    const ValueVectors vectors{chunks, k, stride, rows, inverse, unseen};
+    uint64_t source = lane < tile ? vectors.address<DIM>(first + lane) : 0;
+    if (!source) source = reinterpret_cast<uint64_t>(ZEROS) + (VALUE != FLOAT32);
     float* to = out + first * DIM;
     for (int start = lane; start - lane < tile * PIECES; start += BATCH * WARP) {
         Floats<VECTOR> pieces[BATCH];
@@ -132,7 +123,8 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int j = 0; j < BATCH; ++j) {
             const int piece = start + j * WARP;
             const uint64_t address = __shfl_sync(FULL, source, piece / PIECES);
-            if (piece < tile * PIECES) pieces[j] = columns(address, piece % PIECES * VECTOR);
+            if (piece >= tile * PIECES) continue;
+            pieces[j] = columns_at<VECTOR>(address, piece % PIECES * VECTOR);
         }
 #pragma unroll
         for (int j = 0; j < BATCH; ++j) {

@@ -38,6 +38,35 @@ __device__ __forceinline__ float* row_at(const uint64_t* chunks, int k, int stri
     return reinterpret_cast<float*>(chunks[row >> k]) + within * stride;
 }
 
+// Where the vectors of values lie, each WIDTH numbers: of value i in row rows[inverse[i]], or in
+// `unseen`, of floats, where that is -1 - j. An address is odd if floats lie there, not Values, and
+// 0 for padding, of inverse -1, whose vector is zero.
+struct ValueVectors {
+    const uint64_t* chunks;
+    int k, stride;
+    const int64_t* rows;
+    const int64_t* inverse;
+    const float* unseen;
+
+    template <int WIDTH>
+    __device__ __forceinline__ uint64_t address(int64_t i) const {
+        const int64_t u = inverse[i];
+        if (u < 0) return 0;
+        const int64_t row = rows[u];
+        if (row >= 0) return reinterpret_cast<uint64_t>(row_at(chunks, k, stride, row));
+        return reinterpret_cast<uint64_t>(unseen + (-1 - row) * WIDTH) + (VALUE != FLOAT32);
+    }
+};
+
+// N columns, from number `column` on, of the vector at such an address.
+template <int N>
+__device__ __forceinline__ Floats<N> columns_at(uint64_t address, int column) {
+#if VALUE != FLOAT32
+    if (address & 1) return load<N>(reinterpret_cast<const float*>(address - 1) + column);
+#endif
+    return load<N>(reinterpret_cast<const Value*>(address) + column);
+}
+
 // What vectors of 16 bits are rounded by: the keys of the rows, the store's seed, the step.
 struct Rounding {
     const uint32_t* tables;

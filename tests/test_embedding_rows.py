@@ -116,6 +116,15 @@ def test_int32_state_keeps_its_bits():
     np.testing.assert_array_equal(unchunked(chunks, 4).view(np.int32)[:, 2:3], last)
 
 
+def test_gather_of_padding():
+    memory, _ = chunked(np.full((4, 4), np.nan, np.float32), 1)
+    out = np.full((600, 3), np.nan, np.float32)
+    unseen = oracle.normals((1, 3))
+    gather_rows(memory, np.array([-1, 0]), np.resize([0, -1, -1], 600), unseen, out)
+    np.testing.assert_array_equal(out[::3], np.repeat(unseen, 200, axis=0))
+    assert not out[1::3].any() and not out[2::3].any()
+
+
 def test_gather_of_nothing():
     memory, _ = chunked(oracle.normals((4, 4)), 1)
     out = np.empty((0, 3), np.float32)

@@ -76,6 +76,16 @@ def test_gather_copies_every_bit(xp, shape):
     np.testing.assert_array_equal(after, rows)
 
 
+@pytest.mark.parametrize("value", [FLOAT32, FLOAT16, BFLOAT16])
+@pytest.mark.parametrize("width", [1, 10, 64])
+def test_gather_of_padding(xp, width, value):
+    rows, unseen = np.full((4, 64), np.nan, np.float32), oracle.normals((1, width))
+    inverse = np.resize([0, -1, -1], 600)
+    out, _ = gathered(xp, rows, 1, np.array([-1, 0]), inverse, unseen, value)
+    expected = np.where(inverse[:, None] < 0, np.float32(0), unseen)
+    np.testing.assert_array_equal(arrays.to_host(out), expected)
+
+
 @pytest.mark.parametrize("value", [FLOAT16, BFLOAT16])
 @pytest.mark.parametrize("width", [1, 3, 4, 10, 130])
 def test_gather_widens_as_the_cpu(xp, width, value):

@@ -1,6 +1,7 @@
 """Gather, write and update rows of embedding tables. U rows, N outputs, D width, S words of state.
 
-    out[i] = vector of row rows[inverse[i]]; a row of -1 - j is vector j of `unseen`
+    out[i] = vector of row rows[inverse[i]]; a row of -1 - j is vector j of `unseen`,
+             an inverse of -1 stands for zeros
 
 `cupyrec.ops.row_memory` says where rows lie. An op that updates them stands on `check_rows`, and on
 `row_kernel` with `update_rows` on devices, `update_rows_cpu` with a loop: see `cupyrec.ops.sgd`.
@@ -36,7 +37,7 @@ from cupyrec.ops.stochastic_rounding import BFLOAT16, FLOAT16, FLOAT32
 __all__ = [
     "BFLOAT16", "FLOAT16", "FLOAT32", "Rounding", "RowMemory", "check_rows", "gather_rows",
     "read_vector", "row_at", "row_kernel", "scratch", "state_at", "update_rows", "update_rows_cpu",
-    "vector_words", "write_rows", "write_vector",
+    "value_vector", "vector_words", "write_rows", "write_vector",
 ]  # fmt: skip
 
 _ROWS = 512  # rows a block of a CPU loop
@@ -44,16 +45,24 @@ _WARPS = 8  # a block of a kernel
 
 
 @cpu.exact_loop
+def value_vector(memory, row, unseen, width, scratch) -> np.ndarray:
+    """Vector number -1 - row of `unseen` where that is one, else what `read_vector` gives."""
+    if row < 0:
+        return unseen[-1 - row]
+    return read_vector(memory, row_at(memory, row), width, scratch)
+
+
+@cpu.exact_loop
 def _gather_cpu(memory, rows, inverse, unseen, scratch, out):
+    width = out.shape[1]
     for i in range(inverse.size):
-        row = rows[inverse[i]]
-        if row >= 0:
-            vector = read_vector(memory, row_at(memory, row), out.shape[1], scratch)
-            for d in range(out.shape[1]):
-                out[i, d] = vector[d]
-        else:
-            for d in range(out.shape[1]):
-                out[i, d] = unseen[-1 - row, d]
+        if inverse[i] < 0:
+            for d in range(width):
+                out[i, d] = np.float32(0)
+            continue
+        vector = value_vector(memory, rows[inverse[i]], unseen, width, scratch)
+        for d in range(width):
+            out[i, d] = vector[d]
 
 
 @cpu.exact_loop
@@ -228,6 +237,7 @@ def gather_rows(memory: RowMemory, rows: Any, inverse: Any, unseen: Any, out: An
         Its chunks lie on the device of the other arrays.
     rows : (U,) array of int64
     inverse : (N,) array of int64
+        -1: a zero vector.
     unseen : (M, D) array of float32
     out : (N, D) array of float32
 
