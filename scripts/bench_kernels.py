@@ -30,7 +30,7 @@ from cupyrec import arrays, nvrtc
 from cupyrec.kernel import Kernel
 
 CHECKED = 256  # batch on which a GPU is compared with the CPU
-GROWING = {"B", "N", "U", "n"}  # sizes of a launch that grow with the batch
+GROWING = {"B", "M", "N", "U", "n"}  # sizes of a launch that grow with the batch
 SUMMED = [
     "sectors", "requests", "bank_conflicts", "shared_wavefronts", "bytes_read", "bytes_written",
     "instructions",

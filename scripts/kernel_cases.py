@@ -32,6 +32,7 @@ from optimizer_cases import HISTORY, OPTIMIZERS
 
 from cupyrec.autograd import Tensor
 from cupyrec.ops import (
+    bags,
     bce_with_logits,
     clip_scale,
     dot_interaction,
@@ -161,20 +162,69 @@ def _segment_sums(xp: ModuleType, batch: int, width: int) -> Work:
     )  # fmt: skip
 
 
+class _Bags:
+    """The keys of a batch in bags, with weights and a gradient."""
+
+    def __init__(self, xp: ModuleType, batch: int, width: int) -> None:
+        keys, cuts = batch_keys(batch), bag_offsets(batch)
+        self.u, self.n, self.m = len(keys.ids), len(keys.inverse), len(cuts) - 1
+        self.shape = f"N={self.n} M={self.m} D={width}"
+        self.inverse, self.offsets = xp.asarray(keys.inverse), xp.asarray(cuts)
+        self.numbers = xp.asarray(np.repeat(np.arange(self.m), np.diff(cuts)))
+        self.segments = xp.asarray(keys.offsets), xp.asarray(keys.positions)
+        self.weights, self.grad = floats(xp, self.n), floats(xp, self.m, width)
+        held = Rows(xp, self.u, width, 1)
+        self.vectors = lambda: held.flat[held.rows[self.inverse], :width]
+        self.looked_up = held.memory, held.rows, self.inverse, xp.empty((0, width), np.float32)
+        self.moved = 8 * self.n + self.u * (8 + 4 * width) + held.addresses  # by the look-up
+
+
 @case("segment_sum_bags", 128, 16)
 def _segment_sum_bags(xp: ModuleType, batch: int, width: int) -> Work:
-    """The gradient of bags is shared by their values, each of which has a weight."""
-    keys, cuts = batch_keys(batch), bag_offsets(batch)
-    u, n, m = len(keys.ids), len(keys.inverse), len(cuts) - 1
-    x, weights = floats(xp, m, width), floats(xp, n)
-    index = xp.asarray(np.repeat(np.arange(m), np.diff(cuts)))
-    offsets, positions = xp.asarray(keys.offsets), xp.asarray(keys.positions)
-    inverse = xp.asarray(keys.inverse)
-    ideal = 20 * n + 8 * (u + 1) + 4 * width * (m + u)
+    """The gradient of bags is shared by their values."""
+    it = _Bags(xp, batch, width)
+    shared = dict(index=it.numbers, weights=it.weights)
     return Work(
-        lambda: (segment_sum.segment_sum(x, offsets, positions, index=index, weights=weights),),
-        ideal, f"N={n} U={u} D={width}",
-        naive=lambda: (naive.segment_sum(xp, weights[:, None] * x[index], inverse, u),),
+        lambda: (segment_sum.segment_sum(it.grad, *it.segments, **shared),),
+        20 * it.n + 8 * (it.u + 1) + 4 * width * (it.m + it.u), it.shape,
+        naive=lambda: (
+            naive.segment_sum(xp, it.weights[:, None] * it.grad[it.numbers], it.inverse, it.u),
+        ),
+    )  # fmt: skip
+
+
+@case("pool_rows", 128, 16)
+def _pool_rows(xp: ModuleType, batch: int, width: int) -> Work:
+    it, out = _Bags(xp, batch, width), xp.empty((len(bag_offsets(batch)) - 1, width), np.float32)
+
+    def call() -> tuple:
+        bags.pool_rows(*it.looked_up, it.offsets, it.weights, False, out)
+        return (out,)
+
+    ideal = it.moved + 4 * it.n + 8 * (it.m + 1) + 4 * it.m * width
+    return Work(
+        call, ideal, it.shape,
+        naive=lambda: (naive.pool_rows(xp, it.vectors(), it.weights, it.numbers, it.m),),
+    )  # fmt: skip
+
+
+@case("weight_gradient", 128, 16)
+def _weight_gradient(xp: ModuleType, batch: int, width: int) -> Work:
+    it = _Bags(xp, batch, width)
+    return Work(
+        lambda: (bags.weight_gradient(*it.looked_up, it.numbers, it.grad),),
+        it.moved + 12 * it.n + 4 * it.m * width, it.shape,
+        naive=lambda: ((it.vectors() * it.grad[it.numbers]).sum(axis=1),),
+    )  # fmt: skip
+
+
+@case("bag_numbers")
+def _bag_numbers(xp: ModuleType, batch: int, width: int) -> Work:
+    it = _Bags(xp, batch, 1)
+    return Work(
+        lambda: (bags.bag_numbers(it.offsets, it.n),),
+        8 * (it.m + 1) + 8 * it.n, f"N={it.n} M={it.m}", dtype="int64",
+        naive=lambda: (xp.searchsorted(it.offsets, xp.arange(it.n), side="right") - 1,),
     )  # fmt: skip
 
 

@@ -92,6 +92,13 @@ def segment_sum(xp: ModuleType, x: Any, inverse: Any, count: int) -> Any:
     return out
 
 
+def pool_rows(xp: ModuleType, vectors: Any, weights: Any, numbers: Any, count: int) -> Any:
+    """Vectors (N, D) that were gathered before."""
+    out = xp.zeros((count, vectors.shape[1]), np.float32)
+    xp.add.at(out, numbers, vectors * weights[:, None])
+    return out
+
+
 def int8_encode(xp: ModuleType, x: Any) -> tuple[Any, Any]:
     scales = abs(x).max(axis=1)
     t = x / scales[:, None] * 127

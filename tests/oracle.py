@@ -305,6 +305,18 @@ def segment_sum(x, offsets, positions, index=None, weights=None) -> np.ndarray:
     return out
 
 
+def pool(vectors, inverse, offsets, weights=None, mean=False) -> np.ndarray:
+    """Values of inverse -1 don't count."""
+    out = np.zeros((len(offsets) - 1, vectors.shape[1]))
+    for m in range(len(out)):
+        counted = [i for i in range(offsets[m], offsets[m + 1]) if inverse[i] >= 0]
+        for i in counted:
+            out[m] += np.float64(vectors[inverse[i]]) * (1 if weights is None else weights[i])
+        if mean and counted:
+            out[m] /= len(counted)
+    return out
+
+
 # Optimizers: state is changed in place, float64
 
 

@@ -352,7 +352,7 @@ NEAR_IDEAL = {
     "sgd_dense", "momentum_dense", "adagrad_dense", "adam_dense", "ftrl_dense", "gather_rows",
     "round_rows", "int8_encode", "int8_decode", "dot_interaction_forward",
     "dot_interaction_backward", "relu_dropout_forward", "relu_dropout_backward", "bce_forward",
-    "bce_backward",
+    "bce_backward", "pool_rows", "weight_gradient", "bag_numbers",
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",
@@ -361,6 +361,7 @@ ROW_WISE = {
 SMALL = {"clip_scale", "bce_forward", "bce_backward"}  # a batch of 65,536 doesn't fill a GPU
 NO_STREAM = SMALL | {
     "initial_uniform", "initial_normal",  # 12 bytes a vector are read; what is drawn bounds them
+    "bag_numbers",  # a search, in offsets that L1 and L2 hold
     "unique_keys",  # look-ups here and there, in a table that L2 holds
 }  # fmt: skip
 

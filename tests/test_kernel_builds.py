@@ -21,6 +21,7 @@ from assembled import assembled
 from cupyrec import Tensor, arrays, kernel, ops
 from cupyrec.kernel import Kernel
 from cupyrec.ops import (
+    bags,
     bce_with_logits,
     catch_up_adam,
     dot_interaction,
@@ -96,7 +97,11 @@ def rows_of(width, shift):
         memory = embedding_rows.RowMemory(chunks, 1, (width + 4) // 4 * 4, value)
         by = rounding if value else None
         embedding_rows.write_rows(memory, 0, x, floats(1, 1), by)
-        embedding_rows.gather_rows(memory, keys, keys, floats(0, width), x)
+        looked_up = memory, keys, keys, floats(0, width)
+        embedding_rows.gather_rows(*looked_up, x)
+        bags.weight_gradient(*looked_up, keys, x)
+        weights, mean = (floats(2), False) if value else (None, True)
+        bags.pool_rows(*looked_up, keys, weights, mean, x[:1])
         move_rows.move_rows(memory, keys, keys)
         rowwise_adagrad.rowwise_adagrad_rows(memory, keys, x, lr=0.1, eps=1e-8, rounding=by)
         if value:
