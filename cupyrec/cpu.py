@@ -24,14 +24,20 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import numba
-from numba.core import caching, event
+from numba import types
+from numba.core import caching, cgutils, event
+from numba.extending import intrinsic
 from threadpoolctl import LibController, ThreadpoolController
 
 from cupyrec import errors
 
-__all__ = ["exact_loop", "loop", "num_threads", "parallel", "serial_blas", "set_num_threads"]
+__all__ = [
+    "exact_loop", "loop", "num_threads", "parallel", "pointer", "prefetch", "serial_blas",
+    "set_num_threads",
+]  # fmt: skip
 
 logger = logging.getLogger("cupyrec")
 
@@ -104,6 +110,31 @@ def _decorator(**options: object) -> Callable[[Callable], Callable]:
 exact_loop = _decorator()
 #: Loops over sums and products: terms may be reordered and contracted, NaN and inf still count.
 loop = _decorator(fastmath={"reassoc", "contract"})
+
+
+@intrinsic
+def pointer(_context: Any, address: Any) -> Any:
+    """In a loop: an integer address as a pointer that `numba.carray` takes."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.uint64), generate
+
+
+@intrinsic
+def prefetch(_context: Any, address: Any) -> Any:
+    """In a loop: ask for the cache line at an address without waiting for it."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        how = [cgutils.int32_t(n) for n in (0, 3, 1)]  # to read, into all caches, data
+        of_type = cgutils.ir.FunctionType(cgutils.ir.VoidType(), [v.type for v in (pointer, *how)])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], of_type)
+        builder.call(call, [pointer, *how])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), generate
 
 
 def _quota(root: Path = Path("/")) -> float:

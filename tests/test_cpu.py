@@ -297,6 +297,21 @@ def test_exact_loop_rounds_every_operation():
     np.testing.assert_array_equal(c, rounded)
 
 
+@cpu.exact_loop
+def _doubled_at(address, n):
+    cpu.prefetch(address)
+    cpu.prefetch(np.uint64(0))  # nobody's: asking is no access
+    x = numba.carray(cpu.pointer(address), (n,), np.float32)
+    for i in range(n):
+        x[i] *= 2
+
+
+def test_loops_reach_memory_by_its_address():
+    x = np.arange(5, dtype=np.float32)
+    _doubled_at(np.uint64(x[1:].ctypes.data), 3)
+    np.testing.assert_array_equal(x, [0, 2, 4, 6, 4])
+
+
 def test_serial_blas_runs_one_thread_and_restores():
     def threads():
         return [library["num_threads"] for library in cpu._blas().info()]

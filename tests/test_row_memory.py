@@ -11,6 +11,7 @@ from cupyrec.ops.row_memory import (
     read_vector,
     rounding_block,
     row_at,
+    row_of,
     scratch,
     state_at,
     vector_words,
@@ -25,7 +26,7 @@ EVERY_VALUE = pytest.mark.parametrize("value", [FLOAT32, FLOAT16, BFLOAT16])
 def _double(memory, rows, width, scratch, rounding):
     """A loop as updates are: vectors are doubled, and added to the state."""
     for u in range(rows.size):
-        words = row_at(memory, rows[u])
+        words = row_of(memory, rows, u)
         w, s = read_vector(memory, words, width, scratch), state_at(memory, words, width)
         for d in range(width):
             w[d] *= 2
@@ -42,8 +43,8 @@ def test_a_loop_reads_and_writes(width, value):
     place = {FLOAT32: rows, FLOAT16: rows.view(np.float16), BFLOAT16: rows.view(np.uint16)}[value]
     place[:, :width] = vectors if value != BFLOAT16 else vectors.view(np.uint32) >> 16
     memory, chunks = chunked(rows, 1, value)
-    touched = np.array([6, 1, 2])
-    rounding = None if value == FLOAT32 else rounding_block(keys(3), 0, 3)
+    touched = np.array([6, 1, 2, 5, 0, 3])
+    rounding = None if value == FLOAT32 else rounding_block(keys(6), 0, 6)
     _double(memory, touched, width, scratch(memory, width), rounding)
     rows[touched, begin : begin + width] += 2 * vectors[touched]
     doubled = 2 * vectors[touched]

@@ -21,8 +21,8 @@ from cupyrec.ops.embedding_rows import (
     RowMemory,
     check_rows,
     read_vector,
-    row_at,
     row_kernel,
+    row_of,
     state_at,
     update_rows,
     update_rows_cpu,
@@ -46,7 +46,7 @@ def _update(w, s, g, lr, eps, decay, scale):
 def _update_rows(memory, rows, g, scratch, rounding, lr, eps, decay, scale):
     width = g.shape[1]
     for u in range(rows.size):
-        words = row_at(memory, rows[u])
+        words = row_of(memory, rows, u)
         w, s = read_vector(memory, words, width, scratch), state_at(memory, words, width)
         _update(w, s, g[u], lr, eps, decay, scale)
         write_vector(memory, words, w, rounding, u)

@@ -23,8 +23,8 @@ from cupyrec.ops.embedding_rows import (
     RowMemory,
     check_rows,
     read_vector,
-    row_at,
     row_kernel,
+    row_of,
     state_at,
     update_rows,
     update_rows_cpu,
@@ -50,7 +50,7 @@ def _update(w, m, v, g, constants):
 def _update_rows(memory, rows, g, scratch, rounding, last, constants):
     n = g.shape[1]
     for u in range(rows.size):
-        words = row_at(memory, rows[u])
+        words = row_of(memory, rows, u)
         w, state = read_vector(memory, words, n, scratch), state_at(memory, words, n)
         _update(w, state[:n], state[n : 2 * n], g[u], constants)
         write_vector(memory, words, w, rounding, u)

@@ -37,7 +37,7 @@ from cupyrec.ops.row_memory import (
     read_vector,
     rounding_arguments,
     rounding_block,
-    row_at,
+    row_of,
     scratch,
     state_at,
     vector_words,
@@ -117,7 +117,7 @@ def _catch_up(memory, rows, width, history, scratch, rounding):
     t, beta1, beta2 = history[2:5]
     room = _room(width)
     for u in range(rows.size):
-        words = row_at(memory, rows[u])
+        words = row_of(memory, rows, u)
         state = state_at(memory, words, width)
         m, v = state[:width], state[width : 2 * width]
         last = state[2 * width : 2 * width + 1].view(np.int32)
@@ -138,7 +138,7 @@ def _caught_up(memory, rows, history, scratch, out):
     t, width = history[2], out.shape[1]
     room = _room(width)
     for u in range(rows.size):
-        words = row_at(memory, rows[u])
+        words = row_of(memory, rows, u)
         state = state_at(memory, words, width)
         m, v = state[:width], state[width : 2 * width]
         last = state[2 * width : 2 * width + 1].view(np.int32)[0]

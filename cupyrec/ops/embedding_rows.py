@@ -27,6 +27,7 @@ from cupyrec.ops.row_memory import (
     rounding_arguments,
     rounding_block,
     row_at,
+    row_of,
     scratch,
     state_at,
     vector_words,
@@ -36,8 +37,8 @@ from cupyrec.ops.stochastic_rounding import BFLOAT16, FLOAT16, FLOAT32
 
 __all__ = [
     "BFLOAT16", "FLOAT16", "FLOAT32", "Rounding", "RowMemory", "check_rows", "gather_rows",
-    "read_vector", "row_at", "row_kernel", "scratch", "state_at", "update_rows", "update_rows_cpu",
-    "value_vector", "vector_words", "write_rows", "write_vector",
+    "read_vector", "row_at", "row_kernel", "row_of", "scratch", "state_at", "update_rows",
+    "update_rows_cpu", "value_vector", "vector_words", "write_rows", "write_vector",
 ]  # fmt: skip
 
 _ROWS = 512  # rows a block of a CPU loop

@@ -26,8 +26,8 @@ from cupyrec.ops.embedding_rows import (
     RowMemory,
     check_rows,
     read_vector,
-    row_at,
     row_kernel,
+    row_of,
     state_at,
     update_rows,
     update_rows_cpu,
@@ -57,7 +57,7 @@ def _update(w, n, z, g, constants):
 def _update_rows(memory, rows, g, scratch, rounding, constants):
     width = g.shape[1]
     for u in range(rows.size):
-        words = row_at(memory, rows[u])
+        words = row_of(memory, rows, u)
         w, state = read_vector(memory, words, width, scratch), state_at(memory, words, width)
         _update(w, state[:width], state[width : 2 * width], g[u], constants)
         write_vector(memory, words, w, rounding, u)

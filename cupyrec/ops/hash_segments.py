@@ -18,9 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import carray
 
 from cupyrec import arrays, cpu
 from cupyrec.ops.hash_key import hash_key
@@ -41,35 +39,10 @@ _TAG, _FRACTION, _LOW_32 = (np.uint64((1 << bits) - 1) for bits in (24, 28, 32))
 _0, _1, _3, _4, _24, _28, _29, _32, _57 = map(np.uint64, (0, 1, 3, 4, 24, 28, 29, 32, 57))
 
 
-@intrinsic
-def _pointer(_context, address):
-    """An integer address as a pointer that `carray` takes."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.uint64), generate
-
-
-@intrinsic
-def _prefetch(_context, address):
-    """Ask for the cache line at an address without waiting for it."""
-
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-        how = [cgutils.int32_t(n) for n in (0, 3, 1)]  # to read, into all caches, data
-        of_type = cgutils.ir.FunctionType(cgutils.ir.VoidType(), [v.type for v in (pointer, *how)])
-        call = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], of_type)
-        builder.call(call, [pointer, *how])
-        return context.get_dummy_value()
-
-    return types.void(types.uint64), generate
-
-
 @cpu.exact_loop
 def _slots_of(segments, h):
     segment = h >> _57
-    return carray(_pointer(segments[segment, 0]), (segments[segment, 1],), np.uint64)
+    return carray(cpu.pointer(segments[segment, 0]), (segments[segment, 1],), np.uint64)
 
 
 @cpu.exact_loop
@@ -110,7 +83,7 @@ def _key_address(chunks, row):
 
 @cpu.exact_loop
 def _key(chunks, row):
-    return carray(_pointer(_key_address(chunks, row)), (3,), np.uint32)
+    return carray(cpu.pointer(_key_address(chunks, row)), (3,), np.uint32)
 
 
 @cpu.exact_loop
@@ -140,14 +113,14 @@ def _find_cpu(segments, chunks, tables, ids, rows):
             h = hash_key(tables[first + i], ids[first + i])
             hashes[i], places[i] = h, _home(_fraction(h), segments[h >> _57, 1])
             for near in (places[i], places[i] + _4):  # it may go on in the next line
-                _prefetch(segments[h >> _57, 0] + (near << _3))
+                cpu.prefetch(segments[h >> _57, 0] + (near << _3))
         for i in range(count):
             slots, at, fraction = _slots_of(segments, hashes[i]), places[i], _fraction(hashes[i])
             while slots[at] != 0 and (slots[at] ^ fraction) & _TAG != 0:
                 at = _next(at, slots.size)
             places[i] = at
             if slots[at] != 0:
-                _prefetch(_key_address(chunks, _row(slots[at])))
+                cpu.prefetch(_key_address(chunks, _row(slots[at])))
         for i in range(count):
             slots, at, fraction = _slots_of(segments, hashes[i]), places[i], _fraction(hashes[i])
             table, key = tables[first + i], np.uint64(ids[first + i])
@@ -165,7 +138,7 @@ def _find_cpu(segments, chunks, tables, ids, rows):
 def _hash_rows_cpu(chunks, rows, hashes):
     for i in range(rows.size):
         if i + _NEAR < rows.size:
-            _prefetch(_key_address(chunks, rows[i + _NEAR]))
+            cpu.prefetch(_key_address(chunks, rows[i + _NEAR]))
         hashes[i] = _hash_of(chunks, rows[i])
 
 
@@ -198,7 +171,7 @@ def _insert_cpu(segments, hashes, rows):
     for i in range(rows.size):
         if i + _NEAR < rows.size:
             h = hashes[i + _NEAR]
-            _prefetch(segments[h >> _57, 0] + (_home(_fraction(h), segments[h >> _57, 1]) << _3))
+            cpu.prefetch(segments[h >> _57, 0] + (_home(_fraction(h), segments[h >> _57, 1]) << _3))
         h = hashes[i]
         if _take(_slots_of(segments, h), rows[i], _fraction(h)):
             segments[h >> _57, 2] = 1

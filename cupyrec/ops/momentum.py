@@ -23,8 +23,8 @@ from cupyrec.ops.embedding_rows import (
     RowMemory,
     check_rows,
     read_vector,
-    row_at,
     row_kernel,
+    row_of,
     state_at,
     update_rows,
     update_rows_cpu,
@@ -48,7 +48,7 @@ def _update(w, m, g, lr, momentum, nesterov, decay, scale):
 def _update_rows(memory, rows, g, scratch, rounding, lr, momentum, nesterov, decay, scale):
     width = g.shape[1]
     for u in range(rows.size):
-        words = row_at(memory, rows[u])
+        words = row_of(memory, rows, u)
         w, m = read_vector(memory, words, width, scratch), state_at(memory, words, width)
         _update(w, m, g[u], lr, momentum, nesterov, decay, scale)
         write_vector(memory, words, w, rounding, u)

@@ -17,8 +17,8 @@ from cupyrec.ops.embedding_rows import (
     RowMemory,
     check_rows,
     read_vector,
-    row_at,
     row_kernel,
+    row_of,
     update_rows,
     update_rows_cpu,
     write_vector,
@@ -38,7 +38,7 @@ def _update(w, g, rate, decay):
 @cpu.exact_loop
 def _update_rows(memory, rows, g, scratch, rounding, rate, decay):
     for u in range(rows.size):
-        words = row_at(memory, rows[u])
+        words = row_of(memory, rows, u)
         w = read_vector(memory, words, g.shape[1], scratch)
         _update(w, g[u], rate, decay)
         write_vector(memory, words, w, rounding, u)
