@@ -86,7 +86,7 @@ def vector_words(width: int, value: int = FLOAT32) -> int:
 
     Examples
     --------
-    >>> vector_words(5), vector_words(5, BFLOAT16)
+    >>> vector_words(5), vector_words(5, value=2)
     (5, 3)
     """
     return width if value == FLOAT32 else (width + 1) // 2
