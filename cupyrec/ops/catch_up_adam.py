@@ -225,7 +225,7 @@ def catch_up_rows(
 
     Examples
     --------
-    With m = v = 1 and beta1 = beta2 = 0.5 two steps of 0.1 move by 0.067 + 0.041.
+    With m = v = 1 and beta1 = beta2 = 0.5 steps 2 and 3 of 0.1 move by 0.082 and 0.053.
 
     >>> chunk = np.array([[1, 1, 1, 0]], np.float32)
     >>> chunk[0, 3:].view(np.int32)[0] = 1  # step 1 was its last
