@@ -2,14 +2,13 @@
 
 manifest.json         format, versions, model and its configuration, tables, optimizer,
                       progress, and the size and crc32 of every other file; crc32 of its own
-dense.safetensors     parameter/NAME, optimizer/STATE/NAME
+dense.safetensors     parameter/NAME, optimizer/STATE/NAME; rates/GROUP of a catch-up optimizer
 GROUP.SHARD.*.npy     tables (N,), ids (N,), vectors (N, D), state.NAME (N, columns)
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -23,13 +22,14 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from cupyrec import __version__, arrays, random
-from cupyrec.embedding import Group, Rows, Uniform
+from cupyrec.embedding import Group, InitialVectors, Rows, StatePart, export_rows
 from cupyrec.nn import FusedMLP, Module
+from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.optim import Optimizer
 
 __all__ = ["load", "read_manifest", "save", "sync", "verify"]
 
-FORMAT = 1
+FORMAT = 2
 _ROWS = 1 << 16  # rows in memory at a time
 _SHARD = "00000-of-00001"
 
@@ -94,7 +94,12 @@ def save(
             "model": type(model).__name__,
             "config": config or {},
             "progress": progress or {},
-            "optimizer": optimizer and {"class": type(optimizer).__name__, "t": optimizer.t},
+            "optimizer": optimizer
+            and {
+                "class": type(optimizer).__name__,
+                "t": optimizer.t,
+                "schedule": _schedule_state(optimizer),
+            },
             "groups": groups,
             "dropout_seeds": {name: mlp.dropout_seed for name, mlp in _mlps(model)},
             "files": {file.name: _fingerprint(file) for file in sorted(temporary.iterdir())},
@@ -136,9 +141,9 @@ def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
         raise ValueError(
             f"checkpoint: '{file}' must be a manifest in JSON, got {error!r}."
         ) from None
-    if not isinstance(version, int) or version > FORMAT:
+    if version != FORMAT:
         raise ValueError(
-            f"checkpoint: format of '{path}' must be at most {FORMAT}, got {version} "
+            f"checkpoint: format of '{path}' must be {FORMAT}, got {version} "
             f"(written by cupyrec {manifest.get('cupyrec')}; this is {__version__})."
         )
     if crc32 != _crc32(manifest):
@@ -222,16 +227,36 @@ def load(
         for key, view in states.items():
             view[...] = arrays.copy_to(arrays.namespace("checkpoint.load", view), dense[key])
         optimizer.t = manifest["optimizer"]["t"]
+        if (state := manifest["optimizer"]["schedule"]) is not None:
+            optimizer.schedule.load_state_dict(state)
         optimizer.zero_grad()
         random.set_step(optimizer.t)
     for name, mlp in _mlps(model):
         mlp.dropout_seed = manifest["dropout_seeds"][name]
     for (_, group), entry in zip(model.named_groups(), manifest["groups"], strict=True):
-        group.clear()
-        group.seed, group.initializer = entry["seed"], Uniform(**entry["initializer"])
-        for rows in _read_group(Path(path), entry):
-            group.store.import_rows(rows if optimizer else rows._replace(states={}))
+        rates = dense.get(f"rates/{entry['name']}")
+        _load_group(Path(path), group, entry, rates, optimizer is not None)
     return manifest
+
+
+def _load_group(
+    path: Path, group: Group, entry: dict[str, Any], rates: np.ndarray | None, with_state: bool
+) -> None:
+    initial = InitialVectors.from_dict(entry["initial"], group.width, entry["seed"])
+    group.clear()
+    group.initial = initial.to(group.xp)
+    history = None if rates is None else AdamHistory(**entry["history"], rates=rates.tolist())
+    if with_state and history is not None:
+        group.history = history
+    for rows in _read_group(path, entry):
+        if not with_state:
+            if history is not None:  # vectors are of the step that their row was in last
+                former = Group(initial, dtype=group.dtype)
+                former.set_state(_state_parts(entry), history)
+                former.store.import_rows(rows)
+                rows = export_rows(former, 0, len(rows.ids))
+            rows = rows._replace(states={})
+        group.store.import_rows(rows)
 
 
 def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer | None) -> None:
@@ -240,8 +265,8 @@ def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer |
             f"checkpoint.load: '{path}' must be of model {type(model).__name__}, "
             f"got {manifest['model']}."
         )
-    groups = [(name, group.store.width) for name, group in model.named_groups()]
-    saved = [(entry["name"], entry["width"]) for entry in manifest["groups"]]
+    groups = [(name, group.width, group.dtype) for name, group in model.named_groups()]
+    saved = [(entry["name"], entry["width"], entry["dtype"]) for entry in manifest["groups"]]
     if groups != saved:
         raise ValueError(
             f"checkpoint.load: '{path}' must have the model's groups {groups}, got {saved}."
@@ -262,6 +287,11 @@ def _mlps(model: Module) -> list[tuple[str, FusedMLP]]:
 def _dense(model: Module, optimizer: Optimizer | None) -> dict[str, np.ndarray]:
     tensors = {f"parameter/{name}": array for name, array in model.state_dict().items()}
     tensors |= _states(model, optimizer)
+    tensors |= {
+        f"rates/{name}": group.history.rates
+        for name, group in model.named_groups()
+        if optimizer is not None and group.history is not None
+    }
     tensors = {name: np.ascontiguousarray(arrays.to_host(a)) for name, a in tensors.items()}
     for name, array in tensors.items():
         if name.startswith("parameter/"):
@@ -294,7 +324,7 @@ def _save_group(folder: Path, name: str, group: Group, with_state: bool) -> dict
         "tables": (np.uint32, (count,)),
         "ids": (np.int64, (count,)),
         "vectors": (np.float32, (count, store.width)),
-        **{f"state.{part.name}": (np.float32, (count, part.columns)) for part in state},
+        **{f"state.{part.name}": (part.dtype, (count, part.columns)) for part in state},
     }
     with contextlib.ExitStack() as stack:
         files = {
@@ -314,10 +344,12 @@ def _save_group(folder: Path, name: str, group: Group, with_state: bool) -> dict
     return {
         "name": name,
         "width": store.width,
+        "dtype": group.dtype,
         "rows": count,
-        "seed": group.seed,
-        "initializer": dataclasses.asdict(group.initializer),
-        "state": [part.name for part in state],
+        "seed": group.initial.seed,
+        "initial": group.initial.to_dict(),
+        "state": [[part.name, part.columns, part.initial, part.dtype.__name__] for part in state],
+        "history": _constants(group.history) if state and group.history is not None else None,
         "shards": [_SHARD],
     }
 
@@ -329,7 +361,7 @@ def _read_group(folder: Path, entry: dict[str, Any]) -> Iterator[Rows]:
             np.load(
                 _file(folder, entry["name"], shard, key), mmap_mode="r" if entry["rows"] else None
             )
-            for key in ["tables", "ids", "vectors", *(f"state.{s}" for s in entry["state"])]
+            for key in ["tables", "ids", "vectors", *(f"state.{s[0]}" for s in entry["state"])]
         )
         for first in range(0, len(ids), _ROWS):
             cut = slice(first, first + _ROWS)
@@ -339,9 +371,22 @@ def _read_group(folder: Path, entry: dict[str, Any]) -> Iterator[Rows]:
                 np.array(vectors[cut]),
                 {
                     name: np.array(state[cut])
-                    for name, state in zip(entry["state"], states, strict=True)
+                    for (name, *_), state in zip(entry["state"], states, strict=True)
                 },
             )
+
+
+def _state_parts(entry: dict[str, Any]) -> tuple[StatePart, ...]:
+    return tuple(StatePart(*part[:3], getattr(np, part[3])) for part in entry["state"])
+
+
+def _constants(history: AdamHistory) -> dict[str, float]:
+    names = "beta1", "beta2", "eps", "weight_decay"
+    return {name: getattr(history, name) for name in names}
+
+
+def _schedule_state(optimizer: Optimizer) -> dict[str, Any] | None:
+    return optimizer.schedule.state_dict() if hasattr(optimizer.schedule, "state_dict") else None
 
 
 def _file(folder: Path, name: str, shard: str, key: str) -> Path:

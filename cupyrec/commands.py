@@ -6,6 +6,7 @@ import argparse
 import inspect
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cupyrec.cli import UsageError
 from cupyrec.data import TSV, Schema, criteo_schema
 from cupyrec.data.movielens import write_movielens_100k
 from cupyrec.data.synthetic import write_synthetic
+from cupyrec.embedding import InitialVectors
 from cupyrec.models import DLRM
 from cupyrec.progress import Progress
 from cupyrec.run_folder import RunFolder, json_line
@@ -28,7 +30,11 @@ __all__ = ["data_movielens_100k", "data_synthetic", "evaluate", "predict", "trai
 logger = logging.getLogger("cupyrec")
 
 MODELS = {"dlrm": DLRM}
-OPTIMIZERS = {"sgd": optim.SGD, "adagrad": optim.Adagrad, "adam": optim.Adam}
+OPTIMIZERS = {
+    "sgd": optim.SGD, "adagrad": optim.Adagrad, "rowwise_adagrad": optim.RowWiseAdagrad,
+    "adam": optim.Adam, "adamw": optim.AdamW, "catch_up_adam": optim.CatchUpAdam,
+    "ftrl": optim.FTRL,
+}  # fmt: skip
 
 # flag -> section and key of the configuration
 _FLAGS = {
@@ -227,7 +233,8 @@ def _build_model(
     name, span = settings["model"]["name"], settings["model"]["initial_range"]
     model = MODELS[name](num_dense=schema.num_dense, num_tables=schema.num_tables, **own)
     for _, group in model.named_groups():
-        group.initializer = cupyrec.embedding.Uniform(-span, span)
+        initializer = cupyrec.embedding.Uniform(-span, span)
+        group.initial = InitialVectors(group.width, initializer, group.initial.seed)
     return model.to(device)
 
 
@@ -237,17 +244,36 @@ def _build(
     values = settings["optimizer"]
     try:
         model = _build_model(settings, schema, device)
-        schedule = optim.WarmupPolynomial(
-            values["warmup_steps"], values["decay_start"],
-            values["decay_steps"], values["decay_power"],
-        )  # fmt: skip
+        own = {"momentum": values["momentum"]} if values["name"] == "sgd" else {}
+        if values["momentum"] and not own:
+            raise ValueError(f"config: momentum must be 0 but for sgd, got {values['momentum']}.")
         optimizer = OPTIMIZERS[values["name"]](
-            model.parameters(), values["lr"],
-            schedule=schedule, clip_norm=values["clip_norm"] or None,
+            model.parameters(), values["lr"], weight_decay=values["weight_decay"],
+            schedule=_schedule(values), clip_norm=values["clip_norm"] or None, **own,
         )  # fmt: skip
     except (ValueError, TypeError) as error:
         raise UsageError(error) from None
     return model, optimizer
+
+
+def _schedule(values: dict[str, Any]) -> Callable[[int], float]:
+    """The learning-rate schedule that [optimizer] describes."""
+    warmup, steps = values["warmup_steps"], values["decay_steps"]
+    match values["schedule"]:
+        case "polynomial":
+            return optim.WarmupPolynomial(
+                warmup, values["decay_start"], steps, values["decay_power"]
+            )
+        case "cosine":
+            return optim.Cosine(steps, warmup_steps=warmup)
+        case "step":
+            return optim.StepDecay(steps, gamma=values["decay_factor"], warmup_steps=warmup)
+        case "plateau":
+            return optim.Plateau(values["decay_factor"], values["decay_patience"])
+    raise ValueError(
+        "config: [optimizer] schedule must be polynomial, cosine, step or plateau, "
+        f"got '{values['schedule']}'."
+    )
 
 
 def _resume(

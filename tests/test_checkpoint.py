@@ -14,7 +14,7 @@ from safetensors import numpy as safetensors
 
 import cupyrec
 from cupyrec import checkpoint, nn, optim
-from cupyrec.embedding import Uniform
+from cupyrec.embedding import InitialVectors, Uniform
 from cupyrec.models import DLRM
 
 IDS = [-(2**63), -1, 0, 1, 2**63 - 1, 7]
@@ -48,13 +48,14 @@ def everything(model, optimizer):
     for key, states in optimizer.state_arrays().items():
         arrays |= {f"dense {key} {i}": state for i, state in enumerate(states)}
     values = {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
-    return values | {"t": optimizer.t, "seed": group.seed, "initializer": group.initializer}
+    return values | {"t": optimizer.t, "initial": group.initial}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_round_trip_of_everything(name, tmp_path):
     model, optimizer = trained(OPTIMIZERS[name], dropout=0.5)
-    model.embedding.group.initializer = Uniform(-0.25, 0.5)
+    seed = model.embedding.group.initial.seed
+    model.embedding.group.initial = InitialVectors(3, Uniform(-0.25, 0.5), seed)
     config, progress = {"a": [1, 2.5, "é"], "b": {"c": None}}, {"step": 3, "best_auc": 0.1 + 0.2}
     checkpoint.save(tmp_path / "c", model, optimizer, config=config, progress=progress)
     fresh = dlrm(dropout=0.5)
@@ -66,7 +67,7 @@ def test_round_trip_of_everything(name, tmp_path):
     assert everything(fresh, again) == everything(model, optimizer)
     assert (manifest["config"], manifest["progress"]) == (config, progress)
     assert manifest["model"] == "DLRM"
-    assert manifest["optimizer"] == {"class": name, "t": 3}
+    assert manifest["optimizer"] == {"class": name, "t": 3, "schedule": None}
     # Both go on to the same bits, dropout and rows of new ids included.
     for seed in range(3, 6):
         for m, o in ((model, optimizer), (fresh, again)):
@@ -88,7 +89,7 @@ def test_files_are_plain(tmp_path):
     assert sorted(dense) == sorted(prefix + name for prefix in prefixes for name in names)
     np.testing.assert_array_equal(dense["parameter/top.weights.0"], model.top.weights[0].data)
     parts = {
-        part: np.load(tmp_path / "c" / f"embedding.group.00000-of-00001.{part}.npy")
+        part: np.load(tmp_path / "c" / f"embedding.groups.3.00000-of-00001.{part}.npy")
         for part in ("tables", "ids", "vectors", "state.sum")
     }
     assert {part: (a.dtype.str, a.shape) for part, a in parts.items()} == {
@@ -98,7 +99,7 @@ def test_files_are_plain(tmp_path):
     assert parts["ids"].tolist() == [i for i in IDS for _ in range(2)]  # in the order they came in
     assert parts["tables"].tolist() == [0, 1] * 6
     group = checkpoint.read_manifest(tmp_path / "c")["groups"][0]
-    assert (group["rows"], group["width"], group["state"]) == (12, 3, ["sum"])
+    assert (group["rows"], group["width"], group["state"]) == (12, 3, [["sum", 3, 0.0, "float32"]])
     assert len(list((tmp_path / "c").iterdir())) == 6
 
 
@@ -156,7 +157,7 @@ def test_several_groups_by_any_name(tmp_path):
     checkpoint.save(tmp_path / "c", model)
     checkpoint.load(tmp_path / "c", fresh)
     assert [len(group.store) for _, group in fresh.named_groups()] == [2, 0]
-    assert fresh.tables[".."].group.seed == model.tables[".."].group.seed
+    assert fresh.tables[".."].group.initial == model.tables[".."].group.initial
     assert len(list((tmp_path / "c").iterdir())) == 8
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
@@ -215,10 +216,10 @@ def test_sentences_of_damage(tmp_path):
 def test_a_newer_format_is_refused(tmp_path):
     checkpoint.save(tmp_path / "c", dlrm())
     manifest = json.loads((tmp_path / "c" / "manifest.json").read_text())
-    newer = manifest | {"format": 2, "cupyrec": "9.1", "crc32": None}
+    newer = manifest | {"format": 3, "cupyrec": "9.1", "crc32": None}
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(newer))
     text = (
-        f"checkpoint: format of '{tmp_path / 'c'}' must be at most 1, got 2 "
+        f"checkpoint: format of '{tmp_path / 'c'}' must be 2, got 3 "
         f"(written by cupyrec 9.1; this is {cupyrec.__version__})."
     )
     with pytest.raises(ValueError, match=sentence(text)):
@@ -233,7 +234,7 @@ class Other(DLRM):
     ("model", "rule"),
     [
         (Other(2, 2, embedding_dim=3), "must be of model Other, got DLRM."),
-        (dlrm(width=4), "must have the model's groups [('embedding.group', 4)]"),
+        (dlrm(width=4), "must have the model's groups [('embedding.groups.4', 4, 'float32')]"),
         (dlrm(tables=3), "load_state_dict: 'top.weights.0' must have shape (4, 9), got (4, 6)."),
         (DLRM(2, 2, embedding_dim=3, bottom=[5], top=[4, 4]), "must have optimizer/m/top.biases.2"),
     ],
@@ -372,7 +373,7 @@ def test_what_is_not_finite_is_not_saved(value, tmp_path):
     optimizer.lr = 1e30
     model.embedding(batch(IDS).ids).sum().backward(np.float32(1e30))
     optimizer.step()
-    text = "checkpoint.save: vectors of embedding.group must be finite, got 36 of 36 values"
+    text = "checkpoint.save: vectors of embedding.groups.3 must be finite, got 36 of 36 values"
     with pytest.raises(FloatingPointError, match=re.escape(text)):
         checkpoint.save(tmp_path / "c", model, optimizer)
     assert list(tmp_path.iterdir()) == []

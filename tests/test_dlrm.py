@@ -49,7 +49,7 @@ def test_its_parts_have_the_names_of_the_paper():
     assert shapes["bottom.weights.2"] == (16, 256)
     assert shapes["top.weights.0"] == (1024, 16 + 27 * 26 // 2)
     assert shapes["top.weights.2"] == (1, 512)
-    assert [name for name, _ in model.named_groups()] == ["embedding.group"]
+    assert [name for name, _ in model.named_groups()] == ["embedding.groups.16"]
 
 
 @pytest.mark.parametrize("rows", [0, 1])

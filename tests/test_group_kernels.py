@@ -7,7 +7,7 @@ import oracle
 import pytest
 
 from cupyrec import arrays, nn, optim
-from cupyrec.embedding import Group, StatePart, Uniform, memory_store
+from cupyrec.embedding import Group, InitialVectors, StatePart, Uniform, memory_store
 from cupyrec.ops.sgd import sgd_rows
 
 
@@ -19,7 +19,7 @@ def small_chunks(monkeypatch):
 
 def pair(xp, width=4):
     """A group on the CPU, and one on a device."""
-    here, there = (Group(width, Uniform(-1, 1), seed=9) for _ in range(2))
+    here, there = (Group(InitialVectors(width, Uniform(-1, 1), seed=9)) for _ in range(2))
     there.to(xp)
     assert (here.xp, there.xp) == (np, xp)
     for group in (here, there):
@@ -54,15 +54,19 @@ def test_steps_like_the_cpus(xp, seed):
             tables, ids = batch(n, (seed, step, look_up))
             keys = [arrays.copy_to(xp, a) for a in (tables, ids)]
             for insert in (False, True):
-                vectors, plan = here.look_up(tables, ids, insert=insert)
-                got, plan_there = there.look_up(*keys, insert=insert)
-                check_alike([got, *plan_there[0], plan_there[1]], [vectors, *plan[0], plan[1]])
+                plan = here.look_up(tables, ids, insert=insert)
+                plan_there = there.look_up(*keys, insert=insert)
+                check_alike([*plan_there.keys, *plan_there[1:]], [*plan.keys, *plan[1:]])
+                check_alike([there.vectors(plan_there)], [here.vectors(plan)])
             gradient = oracle.integers((n, 4), -9, 9, seed=step)
             here.add_gradient(plan, gradient)
             there.add_gradient(plan_there, arrays.copy_to(xp, gradient))
         check_alike(there.gradients(), here.gradients())
         for group in (here, there):
-            group.update(lambda memory, rows, g: sgd_rows(memory, rows, g, lr=0.25))
+            group.update(
+                group.gradients(), step,
+                lambda memory, rows, g, rounding: sgd_rows(memory, rows, g, lr=0.25),
+            )  # fmt: skip
             group.zero_grad()
         check_stores(here, there)
 
@@ -70,7 +74,7 @@ def test_steps_like_the_cpus(xp, seed):
 def test_clear_set_state_move_and_copy(xp):
     here, there = pair(xp)
     tables, ids = batch(300, 0)
-    _, plan = there.look_up(*(arrays.copy_to(xp, a) for a in (tables, ids)), insert=True)
+    plan = there.look_up(*(arrays.copy_to(xp, a) for a in (tables, ids)), insert=True)
     here.look_up(tables, ids, insert=True)
     there.add_gradient(plan, xp.ones((300, 4), np.float32))
     other = copy.deepcopy(there)
@@ -90,10 +94,11 @@ def test_thread_order(xp):
     first, second = batch(200, 1), batch(300, 2)
 
     def call():
-        group = Group(4, Uniform(), seed=1)
+        group = Group(InitialVectors(4, Uniform(), seed=1))
         group.to(xp)
         group.look_up(*(arrays.copy_to(xp, a) for a in first), insert=True)
-        vectors, plan = group.look_up(*(arrays.copy_to(xp, a) for a in second), insert=True)
+        plan = group.look_up(*(arrays.copy_to(xp, a) for a in second), insert=True)
+        vectors = group.vectors(plan)
         group.add_gradient(plan, vectors)
         return [vectors, *group.gradients()]
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from oracle import sentence
 
 from cupyrec.embedding import MemoryStore, Rows, StatePart, memory_store
+from cupyrec.ops.embedding_rows import gather_rows
 from cupyrec.ops.sgd import sgd_rows
 
 ENDS = [-(2**63), -1, 0, 1, 2**63 - 1]
@@ -28,7 +29,8 @@ def keys(pairs):
 
 def vectors(store, rows):
     out = np.empty((len(rows), store.width), np.float32)
-    store.gather(rows, np.arange(len(rows)), np.empty((0, store.width), np.float32), out)
+    unseen, every = np.empty((0, store.width), np.float32), np.arange(len(rows))
+    store.read(rows, lambda memory, rows: gather_rows(memory, rows, every, unseen, out))
     return out
 
 

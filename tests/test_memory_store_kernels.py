@@ -10,6 +10,7 @@ from test_memory_store import ENDS, STATE, keys
 
 from cupyrec import arrays
 from cupyrec.embedding import MemoryStore, Rows, memory_store
+from cupyrec.ops.embedding_rows import gather_rows
 from cupyrec.ops.sgd import sgd_rows
 
 
@@ -87,7 +88,8 @@ def test_gather(xp):
     rows, inverse = np.array([17, -1, 4, -2]), np.array([3, 0, 1, 2, 0])
     unseen = np.float32([[90, 91, 92], [80, 81, 82]])
     out = xp.empty((5, 3), np.float32)
-    store.gather(*(arrays.copy_to(xp, a) for a in (rows, inverse, unseen)), out)
+    rows, *others = (arrays.copy_to(xp, a) for a in (rows, inverse, unseen))
+    store.read(rows, lambda memory, rows: gather_rows(memory, rows, *others, out))
     known = numbered(3)(tables, ids)
     np.testing.assert_array_equal(
         arrays.to_host(out), [unseen[1], known[17], unseen[0], known[4], known[17]]

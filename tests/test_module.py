@@ -47,7 +47,7 @@ def test_parts_are_found_in_order_and_once():
     zoo = Zoo()
     assert [name for name, _ in zoo.named_parameters()] == NAMES
     assert list(zoo.state_dict()) == NAMES
-    assert [name for name, _ in zoo.named_groups()] == ["table.group"]
+    assert [name for name, _ in zoo.named_groups()] == ["table.groups.2"]
     parts = list(zoo.parameters())
     assert len(parts) == len(set(map(id, parts))) == len(NAMES) + 1
     assert sum(isinstance(part, nn.Parameter) for part in parts) == len(NAMES)

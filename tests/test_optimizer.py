@@ -83,9 +83,8 @@ def test_against_loops(optimizer_class, clip_norm, schedule):
                     for b, table in np.ndindex(ids.shape):
                         key = number, table, int(ids[b, table])
                         if key not in truth.values:
-                            initial = oracle.uniform_vectors(
-                                [table], [ids[b, table]], c.shape[2], group.seed, -0.05, 0.05
-                            )
+                            keyed, seed = ([table], [ids[b, table]]), group.initial.seed
+                            initial = oracle.uniform_vectors(*keyed, c.shape[2], seed, -0.05, 0.05)
                             truth.add(key, initial[0])
                         gradients[key] = gradients.get(key, 0) + np.float64(c[b, table])
             loss.backward()
@@ -143,8 +142,8 @@ def test_a_norm_that_is_not_finite_changes_nothing(where, value):
     factor = np.float32([1, value])
     loss = (parameter * factor).sum() if where == "dense" else (rows * factor).sum()
     (loss + rows.sum() + parameter.sum()).backward()
-    norm = "nan" if math.isnan(value) else "inf"
-    text = f"Adam.step: the gradient norm must be finite, got {norm} in step 1."
+    what = {"dense": "1 of 2 values of a parameter (2,)", "rows": "those of 1 id of table 0"}
+    text = f"Adam.step: gradients must be finite, got {what[where]} not in step 1."
     with pytest.raises(FloatingPointError, match=sentence(text)):
         optimizer.step()
     assert (parameter.data.tobytes(), layer(np.array([[7]])).numpy().tobytes()) == before
@@ -169,7 +168,7 @@ def test_parameters_lie_in_one_buffer_and_keep_their_values():
     assert len(optimizer.parameters) == 4
     for parameter, value in zip(parameters, values, strict=True):
         np.testing.assert_array_equal(parameter.data, value)
-        assert np.shares_memory(parameter.data, optimizer._data)
+        assert np.shares_memory(parameter.data, optimizer.parameter_groups[0].data)
     addresses = [parameter.data.ctypes.data for parameter in parameters]
     room = [-(-4 * value.size // 256) * 256 for value in values]  # each begins a line of its own
     starts = np.cumsum([0, *room])[:-1]
@@ -177,7 +176,8 @@ def test_parameters_lie_in_one_buffer_and_keep_their_values():
     for view, parameter in zip(optimizer.state_arrays()["sum"], parameters, strict=True):
         assert view.shape == parameter.shape
         view[...] = 7  # what a checkpoint does
-    assert np.count_nonzero(optimizer._state["sum"] == 7) == sum(v.size for v in values)
+    (share,) = optimizer.parameter_groups
+    assert np.count_nonzero(share.state["sum"] == 7) == sum(v.size for v in values)
 
 
 def test_a_shared_parameter_is_moved_once():

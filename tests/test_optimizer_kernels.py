@@ -7,7 +7,7 @@ import oracle
 import pytest
 
 from cupyrec import arrays, nn, random
-from cupyrec.embedding import Group, Uniform
+from cupyrec.embedding import Group, InitialVectors, Uniform
 from cupyrec.optim import SGD, Adagrad, Adam
 
 f32 = np.float32
@@ -28,7 +28,7 @@ def parameters_on(xp):
 
 
 def groups_on(xp):
-    groups = [Group(3, Uniform(), seed=1), Group(1, Uniform(), seed=2)]
+    groups = [Group(InitialVectors(width, Uniform(), seed=width)) for width in (3, 1)]
     for group in groups:
         group.to(xp)
     return groups
@@ -43,7 +43,7 @@ def give_gradients(xp, parameters, groups, step):
         for call in range((step + number) % 3):
             ids = np.random.default_rng(7 * step + call).integers(-3, 4, 6)
             tables = xp.asarray(np.arange(6, dtype=np.uint32) % 2)
-            _, plan = group.look_up(tables, xp.asarray(ids), insert=True)
+            plan = group.look_up(tables, xp.asarray(ids), insert=True)
             width = group.store.width
             group.add_gradient(plan, xp.asarray(oracle.normals((6, width), seed=step + call)))
 
@@ -151,7 +151,7 @@ def test_state_and_parameters_are_views_of_flat_buffers(xp):
     for view, p in zip(optimizer.state_arrays()["sum"], parameters, strict=True):
         assert (arrays.namespace("", view), view.shape) == (xp, p.shape)
         view[...] = 7.0  # what a checkpoint does
-    filled = np.count_nonzero(arrays.to_host(optimizer._state["sum"]) == 7)
+    filled = np.count_nonzero(arrays.to_host(optimizer.parameter_groups[0].state["sum"]) == 7)
     assert filled == sum(p.size for p in parameters)
     parameters[0].grad = xp.ones(SHAPES[0], f32)  # set by hand
     optimizer.step()

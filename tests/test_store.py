@@ -7,14 +7,14 @@ from cupyrec.embedding import MemoryStore, StatePart, Store
 
 def test_the_interface_is_fixed():
     assert Store.__abstractmethods__ == {
-        "__len__", "nbytes", "find", "find_or_insert", "gather", "update", "set_state",
-        "to", "export_rows", "import_rows",
+        "__len__", "nbytes", "load", "find", "find_or_insert", "read", "update", "delete", "keys",
+        "set_state", "to", "export_rows", "import_rows",
     }  # fmt: skip
     with pytest.raises(TypeError, match="abstract"):
         Store()
 
 
-@pytest.mark.parametrize("name", sorted(Store.__abstractmethods__ - {"nbytes", "__len__"}))
+@pytest.mark.parametrize("name", sorted(Store.__abstractmethods__ - {"nbytes", "load", "__len__"}))
 def test_a_tier_keeps_to_its_signatures(name):
     rule, tier = (inspect.signature(getattr(cls, name)) for cls in (Store, MemoryStore))
     assert list(tier.parameters) == list(rule.parameters)

@@ -167,7 +167,10 @@ def test_metrics_tell_of_losses_and_learning_rates(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "train_step", noting)
         cupyrec.fit(model, trial.planted(250), optimizer=optimizer, batch_size=10, run=run)
-    assert run.metrics() == [
+    *lines, tables = run.metrics()
+    assert (tables["step"], tables["tables"].keys()) == (25, {"embedding"})
+    assert sum(tables["tables"]["embedding"]["ids"]) == 80
+    assert lines == [
         {"step": 20, "epoch": 0, "loss": sum(losses[:20]) / 20, "lr": 0.5 / 20},
         {"step": 25, "epoch": 0, "loss": sum(losses[20:]) / 5, "lr": 0.5 / 25},
     ]

@@ -1,8 +1,9 @@
 """Embedding tables keyed by raw 64-bit ids."""
 
-from cupyrec.embedding.group import Group
+from cupyrec.embedding.group import Group, LookUp, RowGradients
 from cupyrec.embedding.initializers import (
     Constant,
+    Initializer,
     InitialVectors,
     Normal,
     TruncatedNormal,
@@ -11,17 +12,11 @@ from cupyrec.embedding.initializers import (
 )
 from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.store import Rows, StatePart, Store
+from cupyrec.embedding.tables import Tables, widened
+from cupyrec.embedding.transfer import digest, export_rows, exported, import_vectors
 
 __all__ = [
-    "Constant",
-    "Group",
-    "InitialVectors",
-    "MemoryStore",
-    "Normal",
-    "Rows",
-    "StatePart",
-    "Store",
-    "TruncatedNormal",
-    "Uniform",
-    "Xavier",
-]
+    "Constant", "Group", "InitialVectors", "Initializer", "LookUp", "MemoryStore",
+    "Normal", "RowGradients", "Rows", "StatePart", "Store", "Tables", "TruncatedNormal", "Uniform",
+    "Xavier", "digest", "export_rows", "exported", "import_vectors", "widened",
+]  # fmt: skip

@@ -4,19 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cupyrec import arrays
-from cupyrec.embedding.initializers import Uniform
+from cupyrec.embedding.initializers import InitialVectors
 from cupyrec.embedding.memory_store import MemoryStore
+from cupyrec.embedding.statistics import Statistics
 from cupyrec.embedding.store import StatePart
-from cupyrec.ops.embedding_rows import RowMemory
+from cupyrec.ops.adam_history import AdamHistory
+from cupyrec.ops.bags import pool_rows, weight_gradient
+from cupyrec.ops.catch_up_adam import catch_up_rows, caught_up_vectors
+from cupyrec.ops.embedding_rows import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    Rounding,
+    RowMemory,
+    gather_rows,
+)  # fmt: skip
 from cupyrec.ops.segment_sum import segment_sum
+from cupyrec.ops.stochastic_rounding import round_rows
 from cupyrec.ops.unique_keys import UniqueKeys, unique_keys
 
-__all__ = ["Group"]
+__all__ = ["Group", "LookUp", "RowGradients"]
+
+_VALUES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
+
+
+class LookUp(NamedTuple):
+    """Where the vectors of N keys are: the plan by which they come, and their gradients go back.
+
+    Attributes
+    ----------
+    keys : UniqueKeys
+        Of the keys that are not padding; `positions` number all N.
+    inverse : (N,) array of int64
+        Number of the unique key, -1 for padding.
+    rows : (U,) array of int64
+        Row of each unique key, or -1 - j for vector j of `unseen`.
+    unseen : (M, D) array of float32
+    """
+
+    keys: UniqueKeys
+    inverse: Any
+    rows: Any
+    unseen: Any
+
+
+class RowGradients(NamedTuple):
+    """A step's gradients of rows, each row once.
+
+    Attributes
+    ----------
+    rows : (U,) array of int64
+    values : (U, D) array of float32
+    tables : (U,) array of uint32
+    ids : (U,) array of int64
+    """
+
+    rows: Any
+    values: Any
+    tables: Any
+    ids: Any
 
 
 class Group:
@@ -24,45 +75,66 @@ class Group:
 
     Parameters
     ----------
-    width : int
-        D, floats of a vector.
-    initializer : Uniform
-        Vectors of ids not seen before.
-    seed : int
-        Of the initial vectors, 0 <= seed < 2**64.
+    initial : InitialVectors
+        Width, and the vectors of ids not seen before.
+    dtype : str
+        Of the vectors in memory: ``float32``, ``float16`` or ``bfloat16``. Those of 16 bits are
+        widened when they are read, and rounded stochastically when they are written.
+    dense_updates : bool
+        Whether every row moves in every step, with gradient zero if it isn't in the batch.
 
     Raises
     ------
-    ValueError, TypeError
-        `width` is not a positive integer, or `seed` out of range.
+    ValueError
+        An unknown `dtype`.
 
     Examples
     --------
-    >>> group = Group(4, Uniform(), seed=1)
+    >>> from cupyrec.embedding import Uniform
+    >>> group = Group(InitialVectors(4, Uniform(), seed=1))
     >>> tables, ids = np.zeros(2, np.uint32), np.array([5, 5])
-    >>> vectors, plan = group.look_up(tables, ids, insert=True)
-    >>> vectors.shape, len(group.store)
+    >>> look_up = group.look_up(tables, ids, insert=True)
+    >>> group.vectors(look_up).shape, len(group.store)
     ((2, 4), 1)
     """
 
-    def __init__(self, width: int, initializer: Uniform, seed: int) -> None:
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"Group: 'seed' must lie in [0, 2**64), got {seed}.")
-        self.store = MemoryStore(width)
-        self.initializer = initializer
-        self.seed = seed
-        self._pending: list[tuple[Any, Any]] = []
+    def __init__(
+        self, initial: InitialVectors, *, dtype: str = "float32", dense_updates: bool = False
+    ) -> None:
+        if dtype not in _VALUES:
+            raise ValueError(f"Group: 'dtype' must be one of {list(_VALUES)}, got '{dtype}'.")
+        self.initial, self.dtype, self.dense_updates = initial, dtype, dense_updates
+        self.store = MemoryStore(initial.width, value=_VALUES[dtype])
+        self.history: AdamHistory | None = None  # of an optimizer whose rows catch up
+        self.statistics = Statistics()
+        self._pending: list[RowGradients] = []
 
     xp = property(lambda self: self.store.xp, doc="Array module of the device it is on.")
+    width = property(lambda self: self.initial.width, doc="D, floats of a vector.")
 
     def __repr__(self) -> str:
-        return f"Group(ids={len(self.store)}, width={self.store.width}, bytes={self.store.nbytes})"
+        return (
+            f"Group(ids={len(self.store)}, width={self.width}, dtype={self.dtype}, "
+            f"bytes={self.store.nbytes}, load={self.store.load:.2f})"
+        )
 
     def _initial(self, tables: Any, ids: Any) -> Any:
-        return self.initializer(tables, ids, self.store.width, self.seed)
+        """Initial vectors, as rows will hold them."""
+        vectors = self.initial(tables, ids)
+        if self.store.value == FLOAT32:
+            return vectors
+        codes = round_rows(vectors, tables, ids, self.initial.seed, 0, self.store.value)
+        if self.store.value == FLOAT16:
+            return codes.view(np.float16).astype(np.float32)
+        return (codes.astype(np.uint32) * 65536).view(np.float32)
 
-    def look_up(self, tables: Any, ids: Any, insert: bool) -> tuple[Any, tuple[UniqueKeys, Any]]:
-        """Return the vector of each key, and the plan by which its gradient comes back.
+    def _rounding(self, tables: Any, ids: Any, step: int) -> Rounding | None:
+        if self.store.value == FLOAT32:
+            return None
+        return Rounding(tables, ids, self.initial.seed, step)
+
+    def look_up(self, tables: Any, ids: Any, insert: bool, kept: Any = None) -> LookUp:
+        """Find the row of each key.
 
         Parameters
         ----------
@@ -70,11 +142,9 @@ class Group:
         ids : (N,) array of int64
         insert : bool
             Whether unseen ids get a row. If not, nothing changes: they get their initial vectors.
-
-        Returns
-        -------
-        vectors : (N, D) array of float32
-        plan : (UniqueKeys, rows)
+        kept : (K,) array of int64, optional
+            Numbers of the keys that count, ascending; the others are padding: they have no row, and
+            the vector zero.
 
         Raises
         ------
@@ -89,43 +159,159 @@ class Group:
         --------
         See the class.
         """
-        keys = unique_keys(tables, ids)
         xp = self.xp
-        unseen = xp.empty((0, self.store.width), np.float32)
+        if kept is None:
+            keys = unique_keys(tables, ids)
+            inverse = keys.inverse
+        else:
+            keys = unique_keys(tables[kept], ids[kept])
+            inverse = xp.full(ids.size, -1, np.int64)
+            inverse[kept] = keys.inverse
+            keys = keys._replace(positions=kept[keys.positions])
+        unseen = xp.empty((0, self.width), np.float32)
         if insert:
             rows = self.store.find_or_insert(keys.tables, keys.ids, self._initial)
+            self.statistics.looked_up(tables, keys.tables)
+            if self.history is not None:
+                self._catch_up(rows, keys.tables, keys.ids)
         else:
             rows = self.store.find(keys.tables, keys.ids)
             new = xp.flatnonzero(rows < 0)
             if new.size:
                 unseen = self._initial(keys.tables[new], keys.ids[new])
                 rows[new] = -1 - xp.arange(new.size)
-        empty = arrays.empty if xp is np else xp.empty
-        vectors = empty((ids.size, self.store.width), np.float32)
-        self.store.gather(rows, keys.inverse, unseen, vectors)
-        return vectors, (keys, rows)
+            if self.history is not None and new.size < rows.size:
+                known = xp.flatnonzero(rows >= 0)
+                current = self.current_vectors(rows[known])
+                rows[known] = -1 - len(unseen) - xp.arange(known.size)
+                unseen = xp.concatenate([unseen, current])
+        return LookUp(keys, inverse, rows, unseen)
 
-    def add_gradient(self, plan: tuple[UniqueKeys, Any], gradient: Any) -> None:
-        """Add the gradient (N, D) of a look-up with `insert` to this step's.
+    def _catch_up(self, rows: Any, tables: Any, ids: Any) -> None:
+        """Let rows make up for the steps that they were not in."""
+        rounding = self._rounding(tables, ids, len(self.history))
+        self.store.update(
+            rows,
+            lambda memory, rows: catch_up_rows(
+                memory, rows, self.width, self.history, rounding=rounding
+            ),
+        )
+
+    def current_vectors(self, rows: Any) -> Any:
+        """Return the vectors (U, D) of rows as they would be caught up; nothing changes.
 
         Examples
         --------
-        >>> group = Group(2, Uniform(), seed=1)
-        >>> _, plan = group.look_up(np.zeros(2, np.uint32), np.array([5, 5]), insert=True)
-        >>> group.add_gradient(plan, np.ones((2, 2), np.float32))
-        >>> group.gradients()
-        (array([0]), array([[2., 2.]], dtype=float32))
+        >>> from cupyrec.embedding import Constant
+        >>> group = Group(InitialVectors(2, Constant(3.0), seed=1))
+        >>> look_up = group.look_up(np.zeros(1, np.uint32), np.array([5]), insert=True)
+        >>> group.current_vectors(look_up.rows)
+        array([[3., 3.]], dtype=float32)
         """
-        keys, rows = plan
-        self._pending.append((rows, segment_sum(gradient, keys.offsets, keys.positions)))
+        if self.history is not None:
+            return self.store.read(
+                rows, lambda memory, rows: caught_up_vectors(memory, rows, self.width, self.history)
+            )
+        out, every = self._empty(rows.size, self.width), self.xp.arange(rows.size)
+        unseen = self.xp.empty((0, self.width), np.float32)
+        self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, every, unseen, out))
+        return out
 
-    def gradients(self) -> tuple[Any, Any]:
-        """Return this step's rows, each once, and their summed gradients.
+    def _empty(self, *shape: int) -> Any:
+        return (arrays.empty if self.xp is np else self.xp.empty)(shape, np.float32)
 
-        Returns
-        -------
-        rows : (U,) array of int64
-        gradients : (U, D) array of float32
+    def vectors(self, look_up: LookUp) -> Any:
+        """Return the vector of each key, (N, D) float32.
+
+        Examples
+        --------
+        See the class.
+        """
+        _, inverse, rows, unseen = look_up
+        out = self._empty(inverse.size, self.width)
+        self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, inverse, unseen, out))
+        return out
+
+    def pooled(self, look_up: LookUp, offsets: Any, weights: Any, mean: bool) -> Any:
+        """Return the sum or mean of each bag, (M, D) float32: see `cupyrec.ops.bags.pool_rows`.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Constant
+        >>> group = Group(InitialVectors(2, Constant(1.0), seed=1))
+        >>> look_up = group.look_up(np.zeros(3, np.uint32), np.array([5, 6, 5]), insert=True)
+        >>> group.pooled(look_up, np.array([0, 3, 3]), None, mean=False)
+        array([[3., 3.],
+               [0., 0.]], dtype=float32)
+        """
+        out = self._empty(len(offsets) - 1, self.width)
+        _, inverse, rows, unseen = look_up
+        self.store.read(
+            rows,
+            lambda memory, rows: pool_rows(
+                memory, rows, inverse, unseen, offsets, weights, mean, out
+            ),
+        )
+        return out
+
+    def weight_gradient(self, look_up: LookUp, bags: Any, gradient: Any) -> Any:
+        """Return the gradient (N,) of the weights of `pooled`; rows must not have moved since.
+
+        Parameters
+        ----------
+        look_up : LookUp
+        bags : (N,) array of int64
+            The bag of each key.
+        gradient : (M, D) array of float32
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Constant
+        >>> group = Group(InitialVectors(2, Constant(3.0), seed=1))
+        >>> look_up = group.look_up(np.zeros(1, np.uint32), np.array([5]), insert=True)
+        >>> group.weight_gradient(look_up, np.array([0]), np.ones((1, 2), np.float32))
+        array([6.], dtype=float32)
+        """
+        _, inverse, rows, unseen = look_up
+        return self.store.read(
+            rows,
+            lambda memory, rows: weight_gradient(memory, rows, inverse, unseen, bags, gradient),
+        )
+
+    def add_gradient(
+        self, look_up: LookUp, gradient: Any, index: Any = None, weights: Any = None
+    ) -> None:
+        """Add the gradient of a look-up with `insert` to this step's.
+
+        Parameters
+        ----------
+        look_up : LookUp
+        gradient : (N, D) array of float32, with `index` (M, D)
+        index : (N,) array of int64, optional
+            The row of `gradient` that each key takes part in.
+        weights : (N,) array of float32, optional
+            How much of it.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Uniform
+        >>> group = Group(InitialVectors(2, Uniform(), seed=1))
+        >>> look_up = group.look_up(np.zeros(2, np.uint32), np.array([5, 5]), insert=True)
+        >>> group.add_gradient(look_up, np.ones((2, 2), np.float32))
+        >>> group.gradients().values
+        array([[2., 2.]], dtype=float32)
+        """
+        keys = look_up.keys
+        values = segment_sum(gradient, keys.offsets, keys.positions, index=index, weights=weights)
+        self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids))
+
+    def gradients(self, l2: float = 0.0) -> RowGradients:
+        """Return this step's gradients: of the rows looked up, with `dense_updates` of all rows.
+
+        Parameters
+        ----------
+        l2 : float
+            Times the weight, to be added to its gradient; needs `dense_updates`.
 
         Examples
         --------
@@ -133,62 +319,122 @@ class Group:
         """
         xp = self.xp
         if not self._pending:
-            return xp.empty(0, np.int64), xp.empty((0, self.store.width), np.float32)
+            self._pending = [
+                RowGradients(
+                    xp.empty(0, np.int64), xp.empty((0, self.width), np.float32),
+                    xp.empty(0, np.uint32), xp.empty(0, np.int64),
+                )
+            ]  # fmt: skip
         if len(self._pending) > 1:  # several look-ups in one step: one gradient a row
-            rows = xp.concatenate([rows for rows, _ in self._pending])
-            parts = xp.concatenate([part for _, part in self._pending])
-            keys = unique_keys(xp.zeros(rows.size, np.uint32), rows)
-            self._pending = [(keys.ids, segment_sum(parts, keys.offsets, keys.positions))]
-        return self._pending[0]
+            rows, values, tables, ids = map(xp.concatenate, zip(*self._pending, strict=True))
+            keys = unique_keys(tables, ids)
+            first = keys.positions[keys.offsets[:-1]]
+            values = segment_sum(values, keys.offsets, keys.positions)
+            self._pending = [RowGradients(rows[first], values, keys.tables, keys.ids)]
+        return self._of_all_rows(self._pending[0], l2) if self.dense_updates else self._pending[0]
+
+    def _of_all_rows(self, gradients: RowGradients, l2: float) -> RowGradients:
+        count, xp = len(self.store), self.xp
+        rows, values = xp.arange(count), xp.zeros((count, self.width), np.float32)
+        values[gradients.rows] = gradients.values
+        if l2:
+            values += np.float32(l2) * self.current_vectors(rows)
+        return RowGradients(rows, values, *self.store.keys(0, count))
 
     def zero_grad(self) -> None:
         """Forget this step's gradients.
 
         Examples
         --------
-        >>> Group(2, Uniform(), seed=1).zero_grad()
+        >>> from cupyrec.embedding import Uniform
+        >>> Group(InitialVectors(2, Uniform(), seed=1)).zero_grad()
         """
         self._pending = []
 
-    def set_state(self, state: tuple[StatePart, ...]) -> None:
-        """Give rows the state that an optimizer needs.
+    def update(
+        self,
+        gradients: RowGradients,
+        step: int,
+        rule: Callable[[RowMemory, Any, Any, Rounding | None], None],
+    ) -> None:
+        """Apply ``rule(memory, rows, values, rounding)``, the optimizer's step of this number.
 
         Examples
         --------
-        >>> Group(2, Uniform(), seed=1).set_state((StatePart("sum", 2, 0.0),))
+        >>> from cupyrec.embedding import Uniform
+        >>> group = Group(InitialVectors(2, Uniform(), seed=1))
+        >>> group.update(group.gradients(), 1, lambda memory, rows, values, rounding: None)
+        """
+        rows, values, tables, ids = gradients
+        if rows.size:
+            rounding = self._rounding(tables, ids, step)
+            self.store.update(rows, lambda *at: rule(*at, values, rounding))
+
+    def set_state(self, state: tuple[StatePart, ...], history: AdamHistory | None = None) -> None:
+        """Give rows the state that an optimizer needs, and one whose rows catch up its history.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Uniform
+        >>> group = Group(InitialVectors(2, Uniform(), seed=1))
+        >>> group.set_state((StatePart("sum", 2, 0.0),))
         """
         self.zero_grad()  # its row numbers may not outlive this
         self.store.set_state(state)
+        self.history = history
 
     def to(self, xp: ModuleType) -> None:
         """Move the rows to the device of an array module; forget this step's gradients.
 
         Examples
         --------
-        >>> Group(2, Uniform(), seed=1).to(np)
+        >>> from cupyrec.embedding import Uniform
+        >>> Group(InitialVectors(2, Uniform(), seed=1)).to(np)
         """
         self.zero_grad()
         self.store.to(xp)
+        self.initial = self.initial.to(xp)
+        self.statistics.forget_look_ups()
 
     def clear(self) -> None:
         """Forget all rows and gradients.
 
         Examples
         --------
-        >>> Group(2, Uniform(), seed=1).clear()
+        >>> from cupyrec.embedding import Uniform
+        >>> Group(InitialVectors(2, Uniform(), seed=1)).clear()
         """
-        state = self.store.state
         self.zero_grad()
-        self.store = MemoryStore(self.store.width, self.xp)
+        state = self.store.state
+        self.store = MemoryStore(self.width, self.xp, self.store.value)
         self.store.set_state(state)
+        self.statistics = Statistics()
 
-    def update(self, rule: Callable[[RowMemory, Any, Any], None]) -> None:
-        """Apply ``rule(memory, rows, gradients)`` to this step's rows.
+    def delete(self, tables: Any, ids: Any) -> int:
+        """Forget keys, with their state; return how many there were. Others are passed over.
+
+        This step's gradients are forgotten.
+
+        Parameters
+        ----------
+        tables : (N,) array of uint32
+        ids : (N,) array of int64
+
+        Raises
+        ------
+        ValueError, TypeError
+            Keys of another shape, dtype or device.
 
         Examples
         --------
-        >>> Group(2, Uniform(), seed=1).update(lambda memory, rows, gradients: None)
+        >>> from cupyrec.embedding import Uniform
+        >>> group = Group(InitialVectors(2, Uniform(), seed=1))
+        >>> _ = group.look_up(np.zeros(2, np.uint32), np.array([5, 7]), insert=True)
+        >>> group.delete(np.zeros(2, np.uint32), np.array([5, 6])), len(group.store)
+        (1, 1)
         """
-        rows, gradients = self.gradients()
-        if rows.size:
-            self.store.update(rows, lambda memory, rows: rule(memory, rows, gradients))
+        self.zero_grad()
+        before = len(self.store)
+        self.store.delete(tables, ids)
+        self.statistics.recount()
+        return before - len(self.store)

@@ -10,8 +10,16 @@ import numpy as np
 
 from cupyrec import arrays, errors
 from cupyrec.embedding.store import Rows, StatePart, Store
-from cupyrec.ops.embedding_rows import RowMemory, gather_rows, write_rows
+from cupyrec.ops.embedding_rows import (
+    FLOAT32,
+    Rounding,
+    RowMemory,
+    gather_rows,
+    vector_words,
+    write_rows,
+)  # fmt: skip
 from cupyrec.ops.hash_table import HashTable
+from cupyrec.ops.move_rows import move_rows
 
 __all__ = ["MemoryStore"]
 
@@ -25,9 +33,11 @@ class MemoryStore(Store):
     Parameters
     ----------
     width : int
-        D, floats of a vector.
+        D, numbers of a vector.
     xp : module
         Array module of the device, `numpy` by default.
+    value : int
+        Type of the numbers: FLOAT32, FLOAT16 or BFLOAT16.
 
     Raises
     ------
@@ -44,8 +54,8 @@ class MemoryStore(Store):
     array([[1., 1.]], dtype=float32)
     """
 
-    def __init__(self, width: int, xp: ModuleType = np) -> None:
-        self.width = errors.positive("MemoryStore", "width", width)
+    def __init__(self, width: int, xp: ModuleType = np, value: int = FLOAT32) -> None:
+        self.width, self.value = errors.positive("MemoryStore", "width", width), value
         self._lay_out((), xp)
 
     def _lay_out(self, state: tuple[StatePart, ...], xp: ModuleType) -> None:
@@ -53,18 +63,25 @@ class MemoryStore(Store):
         self.state = state
         self._index = HashTable(xp)
         self._chunks: list[Any] = []
-        stride = -(-(self.width + sum(part.columns for part in state)) // 4) * 4
+        words = vector_words(self.width, self.value) + sum(part.columns for part in state)
+        stride = -(-words // 4) * 4
         k = max(0, (_CHUNK_BYTES // (4 * stride)).bit_length() - 1)
-        self._memory = RowMemory(xp.empty(0, np.uint64), k, stride)
+        self._memory = RowMemory(xp.empty(0, np.uint64), k, stride, self.value)
 
     xp = property(lambda self: self._index.xp)
+    load = property(lambda self: self._index.load)
 
     def __len__(self) -> int:
         return len(self._index)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes a row, state and padding included, its key apart."""
+        return self._memory.stride * 4
+
+    @property
     def nbytes(self) -> int:
-        return self._index.nbytes + len(self) * self._memory.stride * 4
+        return self._index.nbytes + len(self) * self.row_bytes
 
     def find(self, tables: Any, ids: Any) -> Any:
         return self._index.find(tables, ids)
@@ -74,17 +91,30 @@ class MemoryStore(Store):
         rows = self._index.find_or_insert(tables, ids)
         if len(self) > first:
             try:
-                self._write(first, initial(*self._index.keys(first, len(self))), {})
+                for start in range(first, len(self), _ROWS):
+                    new = self._index.keys(start, min(start + _ROWS, len(self)))
+                    self._write(start, *new, initial(*new), {})
             except BaseException:
                 self._index.truncate(first)  # else these keys would have rows that nothing wrote
                 raise
         return rows
 
-    def gather(self, rows: Any, inverse: Any, unseen: Any, out: Any) -> None:
-        gather_rows(self._memory, rows, inverse, unseen, out)
+    def read(self, rows: Any, reader: Callable[[RowMemory, Any], Any]) -> Any:
+        return reader(self._memory, rows)
 
     def update(self, rows: Any, rule: Callable[[RowMemory, Any], None]) -> None:
         rule(self._memory, rows)
+
+    def delete(self, tables: Any, ids: Any) -> None:
+        moved_from, moved_to = self._index.delete(tables, ids)
+        move_rows(self._memory, moved_from, moved_to)
+        used = -(-len(self) >> self._memory.k)
+        if used < len(self._chunks):
+            del self._chunks[used:]
+            self._memory = self._memory._replace(chunks=self._memory.chunks[:used].copy())
+
+    def keys(self, first: int, stop: int) -> tuple[Any, Any]:
+        return self._index.keys(first, stop)
 
     def set_state(self, state: tuple[StatePart, ...]) -> None:
         if state != self.state:
@@ -95,7 +125,7 @@ class MemoryStore(Store):
             self._rebuild(self.state, xp)
 
     def _rebuild(self, state: tuple[StatePart, ...], xp: ModuleType) -> None:
-        other = MemoryStore(self.width)
+        other = MemoryStore(self.width, xp, self.value)
         other._lay_out(state, xp)
         for first in range(0, len(self), _ROWS):
             rows = self._copies(first, min(first + _ROWS, len(self)))
@@ -111,20 +141,23 @@ class MemoryStore(Store):
 
     def _copies(self, first: int, stop: int) -> Rows:
         """Rows, on their device."""
-        values = self.xp.empty((stop - first, self._memory.stride), np.float32)
+        xp, count = self.xp, stop - first
+        words = xp.empty((count, self._memory.stride), np.float32)
         size = 1 << self._memory.k
         for c in range(first // size, -(-stop // size)):
             i, j = max(first, c * size), min(stop, (c + 1) * size)
-            values[i - first : j - first] = self._chunks[c][i - c * size : j - c * size]
-        parts, at = {}, self.width
+            words[i - first : j - first] = self._chunks[c][i - c * size : j - c * size]
+        at = vector_words(self.width, self.value)
+        vectors = words[:, :at]
+        if self.value != FLOAT32:
+            vectors, every = xp.empty((count, self.width), np.float32), xp.arange(count)
+            unseen = xp.empty((0, self.width), np.float32)
+            gather_rows(self._memory, first + every, every, unseen, vectors)
+        parts = {}
         for part in self.state:
-            parts[part.name] = values[:, at : at + part.columns]
+            parts[part.name] = words[:, at : at + part.columns].view(part.dtype)
             at += part.columns
-        return Rows(
-            *self._index.keys(first, stop),
-            values[:, : self.width],
-            parts,
-        )
+        return Rows(*self._index.keys(first, stop), vectors, parts)
 
     def import_rows(self, rows: Rows) -> None:
         errors.axes(
@@ -135,10 +168,12 @@ class MemoryStore(Store):
         )
         tables, ids, vectors = (arrays.copy_to(self.xp, a) for a in rows[:3])
         states = {name: arrays.copy_to(self.xp, a) for name, a in rows.states.items()}
-        self._write(len(self), vectors, states)
+        self._write(len(self), tables, ids, vectors, states)
         self._index.insert(tables, ids)
 
-    def _write(self, first: int, vectors: Any, states: dict[str, Any]) -> None:
+    def _write(
+        self, first: int, tables: Any, ids: Any, vectors: Any, states: dict[str, Any]
+    ) -> None:
         """Write new rows from number `first` on, into new chunks where the old ones are full."""
         xp, n, size = self.xp, len(vectors), 1 << self._memory.k
         known = len(self._chunks)
@@ -146,13 +181,17 @@ class MemoryStore(Store):
             self._chunks.append(xp.empty((size, self._memory.stride), np.float32))
         if len(self._chunks) > known:
             self._locate(known)
-        lines, parts = n if states else 1, [xp.empty((n if states else 1, 0), np.float32)]
+        lines = n if states else 1  # one line is every row's
+        words = [xp.empty((lines, 0), np.float32)]
         for part in self.state:
-            if part.name in states:
-                parts.append(states[part.name])
-            else:
-                parts.append(xp.full((lines, part.columns), part.initial, np.float32))
-        write_rows(self._memory, first, vectors, xp.concatenate(parts, axis=1))
+            given = states.get(part.name)
+            if given is None:
+                given = xp.full((lines, part.columns), part.initial, part.dtype)
+            words.append(xp.ascontiguousarray(given).view(np.float32))
+        # Vectors that 16 bits hold, as they come from a group or a checkpoint, stay as they are;
+        # others are rounded as if in step 0.
+        rounding = None if self.value == FLOAT32 else Rounding(tables, ids, seed=0, step=0)
+        write_rows(self._memory, first, vectors, xp.concatenate(words, axis=1), rounding)
 
     def _locate(self, first: int) -> None:
         """Tell loops and kernels where the chunks from number `first` on lie.

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cupyrec.ops.embedding_rows import RowMemory
 
 __all__ = ["Rows", "StatePart", "Store"]
@@ -19,9 +21,11 @@ class StatePart(NamedTuple):
     ----------
     name : str
     columns : int
-        Number of float32.
+        Number of float32, or int32.
     initial : float
         Value in the row of an id just seen.
+    dtype : type
+        numpy.float32 or numpy.int32.
 
     Examples
     --------
@@ -32,6 +36,7 @@ class StatePart(NamedTuple):
     name: str
     columns: int
     initial: float
+    dtype: type = np.float32
 
 
 class Rows(NamedTuple):
@@ -42,8 +47,9 @@ class Rows(NamedTuple):
     tables : (N,) array of uint32
     ids : (N,) array of int64
     vectors : (N, D) array of float32
-    states : dict of str to (N, columns) array of float32
-        By name of the state part.
+        Whatever the store keeps them in.
+    states : dict of str to (N, columns) array
+        By name of the state part, of its dtype.
 
     Examples
     --------
@@ -59,13 +65,16 @@ class Rows(NamedTuple):
 class Store(ABC):
     """Rows of one group of tables: equal width, equal optimizer.
 
-    Keys are (table uint32, id int64). Within one call each key and each row occurs once. A row
-    number is valid until the next `set_state`. Keys, rows and vectors are arrays of `xp`.
+    Keys are (table uint32, id int64). Within one call each key and each row occurs once. Rows are
+    numbered from 0 without holes; a number is valid until the next `set_state` or `delete`. Keys,
+    rows and vectors are arrays of `xp`.
 
     Attributes
     ----------
     width : int
         D, floats of a vector.
+    value : int
+        Type of the vectors' values in memory, as `cupyrec.ops.embedding_rows.VALUES` codes it.
     state : tuple of StatePart
         What the optimizer keeps beside each vector.
     xp : module
@@ -73,6 +82,7 @@ class Store(ABC):
     """
 
     width: int
+    value: int
     state: tuple[StatePart, ...]
     xp: ModuleType
 
@@ -85,6 +95,11 @@ class Store(ABC):
     def nbytes(self) -> int:
         """Bytes that rows and keys take."""
 
+    @property
+    @abstractmethod
+    def load(self) -> float:
+        """Part of the slots that keys take."""
+
     @abstractmethod
     def find(self, tables: Any, ids: Any) -> Any:
         """Return the row of each key as (N,) int64, -1 where there is none; change nothing."""
@@ -94,12 +109,20 @@ class Store(ABC):
         """Return the row of each key; new keys get rows in order, with vectors of `initial`."""
 
     @abstractmethod
-    def gather(self, rows: Any, inverse: Any, unseen: Any, out: Any) -> None:
-        """Write vectors to `out` (N, D): see `cupyrec.ops.embedding_rows.gather_rows`."""
+    def read(self, rows: Any, reader: Callable[[RowMemory, Any], Any]) -> Any:
+        """Return ``reader(memory, rows)``, which changes nothing; rows may be negative for it."""
 
     @abstractmethod
     def update(self, rows: Any, rule: Callable[[RowMemory, Any], None]) -> None:
-        """Let an optimizer's rule change the rows in place, wherever they are."""
+        """Let ``rule(memory, rows)`` change the rows in place, wherever they are."""
+
+    @abstractmethod
+    def delete(self, tables: Any, ids: Any) -> None:
+        """Forget keys and their rows; others are passed over. The last rows fill the holes."""
+
+    @abstractmethod
+    def keys(self, first: int, stop: int) -> tuple[Any, Any]:
+        """Return copies of the tables and ids of rows number first to stop - 1."""
 
     @abstractmethod
     def set_state(self, state: tuple[StatePart, ...]) -> None:

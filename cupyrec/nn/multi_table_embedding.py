@@ -1,31 +1,73 @@
-"""Embedding tables of one width as a layer."""
+"""Embedding tables as a layer: one id a field, bags of ids, or sequences."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from cupyrec import arrays, autograd, errors, random
-from cupyrec.embedding import Group, Uniform
+from cupyrec.embedding import Group, Initializer, LookUp, Tables, widened
 from cupyrec.nn.module import Module
+from cupyrec.ops.array_functions import concatenate, reshape, transpose
+from cupyrec.ops.bags import bag_numbers, check_offsets, mean_gradient, pad_bags
 
 __all__ = ["MultiTableEmbedding"]
 
+_NAME, _POOLINGS = "MultiTableEmbedding", (None, "sum", "mean")
 
-class _LookUp(autograd.Function):
-    """The tape's node of a look-up: its gradient goes to the tables, not to a Tensor."""
 
-    def __init__(self, group: Group, plan: Any, shape: tuple[int, ...]) -> None:
-        self.group, self.plan, self.flat = group, plan, (shape[0] * shape[1], shape[2])
+class _Vectors(autograd.Function):
+    """A look-up on the tape: its gradient goes to the tables, not to a Tensor."""
+
+    def __init__(self, group: Group, look_up: LookUp) -> None:
+        self.group, self.look_up = group, look_up
 
     def backward(self, grad):
-        self.group.add_gradient(self.plan, grad.reshape(self.flat))
+        self.group.add_gradient(self.look_up, grad.reshape(-1, self.group.width))
         return ()
 
 
-class MultiTableEmbedding(Module):
-    """Tables keyed by raw 64-bit ids. ids (B, F) int64 -> (B, F, D) float32; column f, table f.
+class _Pooled(autograd.Function):
+    """Bags on the tape: their gradient goes to the tables, and to weights that are learnt."""
+
+    def __init__(
+        self, group: Group, look_up: LookUp, offsets: Any, weights: Any, mean: bool, moves: bool
+    ) -> None:
+        self.learns_weights = isinstance(weights, autograd.Tensor) and weights.requires_grad
+        self.weights = weights.data if isinstance(weights, autograd.Tensor) else weights
+        self.group, self.look_up, self.offsets = group, look_up, offsets
+        self.mean, self.moves = mean, moves
+        self.vectors = group.pooled(look_up, offsets, self.weights, mean)
+
+    def backward(self, grad):
+        group, look_up = self.group, self.look_up
+        bags = bag_numbers(self.offsets, look_up.inverse.size)
+        grad = grad.reshape(-1, group.width)
+        if self.mean:
+            grad = mean_gradient(grad, look_up.inverse, self.offsets)
+        if self.moves:
+            group.add_gradient(look_up, grad, bags, self.weights)
+        return (group.weight_gradient(look_up, bags, grad) if self.learns_weights else None,)
+
+
+class _Chosen(autograd.Function):
+    """x[..., chosen], for numbers of which none comes twice."""
+
+    def forward(self, x, chosen):
+        self.like, self.chosen = x, chosen
+        return x[..., chosen]
+
+    def backward(self, grad):
+        dx = arrays.namespace(_NAME, grad).zeros(self.like.shape, grad.dtype)
+        dx[..., self.chosen] = grad
+        return dx, None
+
+
+class MultiTableEmbedding(Tables, Module):
+    """Tables keyed by raw 64-bit ids. ids (B, F) -> (B, F, D) float32; column f from table f.
 
     Training gives an unseen id a row; there is no capacity. Evaluation gives it its initial vector
     and changes nothing.
@@ -33,56 +75,248 @@ class MultiTableEmbedding(Module):
     Parameters
     ----------
     num_tables : int
-        F.
-    embedding_dim : int
-        D.
-    initializer : Uniform, optional
-        Initial vectors, by default uniform in [-0.05, 0.05).
+    embedding_dim : int or sequence of int
+        D, from 1 to 4096; or a width a table: then the output is (B, sum of the fields' widths).
+    initializer : Initializer or sequence, optional
+        Initial vectors, by default uniform in [-0.05, 0.05); a sequence has one a table. For parts
+        of a row that start differently (DeepFM's 16 + 1 columns) see `InitialVectors`.
+    fields : sequence of int, optional
+        The table of each of the F fields; by default each has its own.
+    pooling : {"sum", "mean"}, optional
+        How the ids of a bag become one vector.
+    max_length : int, optional
+        L: without pooling, bags become sequences (B, F, L, D), zeros behind their ends; longer ones
+        keep their last L ids.
+    padding_idx : int, optional
+        An id that has no row, the vector zero and no part in a mean.
+    dtype : str
+        Of the vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
+    dense_updates : bool
+        Whether optimizers move every row in every step; for tables that are small.
     seed : int, optional
         Of the initial vectors; by default drawn from `cupyrec.manual_seed`'s generator.
 
     Raises
     ------
     ValueError, TypeError
-        A size is not a positive integer.
+        Sizes that are not positive integers or don't agree; an unknown pooling or dtype.
 
     Notes
     -----
     OneFlow's ``one_embedding.MultiTableEmbedding``, without its capacity, persistent path or name.
+
+    Ids are int64. int32 is widened by its sign, uint32 by zeros, and uint64 keeps its 64 bits: so
+    -1 of both signed types and 2**64 - 1 are one id.
 
     Examples
     --------
     >>> embedding = MultiTableEmbedding(num_tables=2, embedding_dim=4)
     >>> embedding(np.array([[-1, 2**62]])).shape, len(embedding.group.store)
     ((1, 2, 4), 2)
+    >>> bags = MultiTableEmbedding(2, 4, pooling="sum")  # sample 0 has the ids 5, 6 and 5; 7
+    >>> bags(np.array([5, 6, 5, 7]), offsets=np.array([0, 3, 4])).shape
+    (1, 2, 4)
     """
 
     def __init__(
         self,
         num_tables: int,
-        embedding_dim: int,
+        embedding_dim: int | Sequence[int],
         *,
-        initializer: Uniform | None = None,
+        initializer: Initializer | Sequence[Any] | None = None,
+        fields: Sequence[int] | None = None,
+        pooling: str | None = None,
+        max_length: int | None = None,
+        padding_idx: int | None = None,
+        dtype: str = "float32",
+        dense_updates: bool = False,
         seed: int | None = None,
     ) -> None:
-        self.num_tables = errors.positive("MultiTableEmbedding", "num_tables", num_tables)
-        width = errors.positive("MultiTableEmbedding", "embedding_dim", embedding_dim)
         drawn = int(random.generator().integers(2**63))
-        self.group = Group(width, initializer or Uniform(), drawn if seed is None else seed)
+        super().__init__(
+            num_tables, embedding_dim, initializer=initializer, dtype=dtype,
+            dense_updates=dense_updates, seed=drawn if seed is None else seed,
+        )  # fmt: skip
+        self.joined = isinstance(embedding_dim, (Sequence, np.ndarray))
+        self.fields = _fields(self.num_tables, fields)
+        if pooling not in _POOLINGS:
+            raise ValueError(f"{_NAME}: 'pooling' must be one of {_POOLINGS}, got {pooling!r}.")
+        self.pooling, self.padding_idx = pooling, padding_idx
+        self.max_length = None
+        if max_length is not None:
+            self.max_length = errors.positive(_NAME, "max_length", max_length)
 
-    def forward(self, ids: Any) -> Any:
-        xp = arrays.namespace("MultiTableEmbedding", ids)
-        if xp is not self.group.xp:
-            raise TypeError(
-                f"MultiTableEmbedding: 'ids' must be on device '{arrays.name(self.group.xp)}' like "
-                f"the tables, got '{arrays.name(xp)}'."
+    def __repr__(self) -> str:
+        groups = ", ".join(map(repr, self.groups.values()))
+        return f"{_NAME}(tables={self.num_tables}, fields={len(self.fields)}, {groups})"
+
+    def forward(self, ids: Any, offsets: Any = None, weights: Any = None) -> Any:
+        """Look ids up.
+
+        Parameters
+        ----------
+        ids : (B, F), (B, F, L) or with `offsets` (N,) array of int64, uint64, int32 or uint32
+            An id a field, L ids a field, or the ids of all bags side by side.
+        offsets : (B * F + 1,) array of int64 or int32, optional
+            Bag b * F + f, of sample b and field f, begins at ids[offsets[b * F + f]] and ends where
+            the next one begins.
+        weights : array or Tensor of float32, of the shape of `ids`, optional
+            Factors of the vectors; needs pooling "sum". A Tensor gets its gradient.
+
+        Returns
+        -------
+        Tensor of float32
+            (B, F, D), for sequences and for (B, F, L) without pooling (B, F, L, D). With a width a
+            table fields stand side by side: (B, sum of D) and (B, L, sum of D).
+
+        Raises
+        ------
+        ValueError, TypeError
+            Shapes, dtypes or devices that don't agree, or offsets that don't cut `ids`.
+
+        Examples
+        --------
+        See the class.
+        """
+        given = [a.data if isinstance(a, autograd.Tensor) else a for a in (offsets, weights)]
+        xp = self.module(ids, *(a for a in given if a is not None))
+        ids = widened(xp, ids)
+        if weights is not None:
+            self._check_weights(ids, weights)
+        if offsets is not None:
+            return self._ragged(xp, ids, offsets, weights)
+        axes = f"B {len(self.fields)}" + " L" * (ids.ndim == 3)
+        errors.axes(_NAME, ids=(ids, axes))
+        if self.pooling is None or (ids.ndim == 2 and weights is None):
+            return self._gathered(xp, ids, None)
+        bags, length = ids.shape[0] * ids.shape[1], 1 if ids.ndim == 2 else ids.shape[2]
+        weights = None if weights is None else reshape(weights, -1)
+        return self._pooled(xp, ids.reshape(-1), xp.arange(bags + 1) * length, weights)
+
+    def _check_weights(self, ids: Any, weights: Any) -> None:
+        if self.pooling != "sum":
+            raise ValueError(
+                f"{_NAME}: 'weights' must come with pooling 'sum', got {self.pooling!r}."
             )
-        errors.dtype("MultiTableEmbedding", "ids", ids, np.int64)
-        (batch,) = errors.axes("MultiTableEmbedding", ids=(ids, f"B {self.num_tables}"))
-        tables = xp.tile(xp.arange(self.num_tables, dtype=np.uint32), batch)
-        flat = xp.ascontiguousarray(ids).reshape(-1)
-        vectors, plan = self.group.look_up(tables, flat, insert=self.training)
-        vectors = vectors.reshape(batch, self.num_tables, self.group.store.width)
-        if not (self.training and autograd.is_recording()):
-            return autograd.Tensor(vectors)
-        return autograd.record(_LookUp(self.group, plan, vectors.shape), vectors, ())
+        errors.dtype(_NAME, "weights", weights, np.float32)
+        if weights.shape != ids.shape:
+            raise ValueError(
+                f"{_NAME}: 'weights' must have shape {ids.shape} like 'ids', got {weights.shape}."
+            )
+
+    def _ragged(self, xp: ModuleType, ids: Any, offsets: Any, weights: Any) -> Any:
+        """Bags of any lengths, pooled or as sequences."""
+        errors.axes(_NAME, ids=(ids, "N"))
+        offsets = check_offsets(_NAME, offsets, len(ids))
+        if (len(offsets) - 1) % len(self.fields):
+            raise ValueError(
+                f"{_NAME}: 'offsets' must have B * {len(self.fields)} + 1 numbers, "
+                f"got shape {offsets.shape}."
+            )
+        if self.pooling is not None:
+            return self._pooled(xp, ids, offsets, weights)
+        if self.max_length is None:
+            raise ValueError(
+                f"{_NAME}: 'offsets' must come with 'pooling' or 'max_length', got neither."
+            )
+        places = pad_bags(offsets, self.max_length).reshape(-1, len(self.fields), self.max_length)
+        some = ids if len(ids) else xp.zeros(1, np.int64)
+        return self._gathered(xp, some[xp.maximum(places, 0)], places >= 0)
+
+    def _gathered(self, xp: ModuleType, ids: Any, present: Any) -> Any:
+        """A vector each id of (B, F) or (B, F, L); zero where `present` is false or for padding."""
+        if self.padding_idx is not None:
+            real = ids != self.padding_idx
+            present = real if present is None else present & real
+        parts = []
+        for group, fields in self._fields_of_groups():
+            own, kept = ids[:, fields], None
+            if present is not None:
+                kept = xp.flatnonzero(present[:, fields])
+            tables = np.repeat(self.fields[fields], int(np.prod(ids.shape[2:])))
+            tables = xp.tile(arrays.copy_to(xp, tables), len(ids))
+            flat = xp.ascontiguousarray(own).reshape(-1)
+            look_up = group.look_up(tables, flat, self.training, kept)
+            vectors = group.vectors(look_up).reshape(*own.shape, group.width)
+            if self.training and autograd.is_recording():
+                parts.append(autograd.record(_Vectors(group, look_up), vectors, ()))
+            else:
+                parts.append(autograd.Tensor(vectors))
+        return self._join(parts)
+
+    def _pooled(self, xp: ModuleType, ids: Any, offsets: Any, weights: Any) -> Any:
+        """A vector each bag of (B * F,), which `offsets` cut out of (N,) ids and weights."""
+        parts, samples = [], (len(offsets) - 1) // len(self.fields)
+        for group, fields in self._fields_of_groups():
+            own, cut, share = ids, offsets, weights
+            if isinstance(fields, np.ndarray):
+                values, cut = _cut(xp, offsets, len(ids), len(self.fields), fields)
+                own, share = (
+                    ids[values],
+                    None if weights is None else _Chosen.apply(weights, values),
+                )
+            tables = xp.tile(arrays.copy_to(xp, self.fields[fields]), samples)
+            tables = tables[bag_numbers(cut, len(own))]
+            kept = None if self.padding_idx is None else xp.flatnonzero(own != self.padding_idx)
+            look_up = group.look_up(tables, own, self.training, kept)
+            node = _Pooled(group, look_up, cut, share, self.pooling == "mean", self.training)
+            vectors = node.vectors.reshape(samples, len(self.fields[fields]), group.width)
+            if autograd.is_recording() and (self.training or node.learns_weights):
+                parts.append(autograd.record(node, vectors, (share,)))
+            else:
+                parts.append(autograd.Tensor(vectors))
+        return self._join(parts)
+
+    def _join(self, parts: list[Any]) -> Any:
+        """(B, F, [L,] D) of the groups side by side, the fields in order."""
+        if not self.joined:
+            return parts[0]
+        flat = [transpose(p, (0, 2, 1, 3)) if p.ndim == 4 else p for p in parts]
+        flat = [reshape(p, (*p.shape[:-2], p.shape[-2] * p.shape[-1])) for p in flat]
+        if len(parts) == 1:
+            return flat[0]
+        order = np.concatenate([fields for _, fields in self._fields_of_groups()])
+        widths = np.array(self.widths)[self.fields]
+        field_of_column = np.repeat(order, widths[order])
+        columns = np.argsort(field_of_column, kind="stable")
+        xp = arrays.namespace(_NAME, parts[0].data)
+        return _Chosen.apply(concatenate(flat, axis=-1), arrays.copy_to(xp, columns))
+
+    def _fields_of_groups(self) -> Iterator[tuple[Group, Any]]:
+        """Yield each group with the numbers of the fields that look up in it."""
+        if len(self.groups) == 1:
+            yield self.group, slice(None)
+            return
+        widths = np.array(self.widths)[self.fields]
+        for width, group in self.groups.items():
+            if (fields := np.flatnonzero(widths == width)).size:
+                yield group, fields
+
+
+def _cut(
+    xp: ModuleType, offsets: Any, n: int, num_fields: int, fields: np.ndarray
+) -> tuple[Any, Any]:
+    """Return the numbers of the values that some fields have, and the offsets of their bags."""
+    lengths = (offsets[1:] - offsets[:-1]).reshape(-1, num_fields)
+    chosen = np.zeros(num_fields, bool)
+    chosen[fields] = True
+    of_bag = xp.tile(arrays.copy_to(xp, chosen), len(lengths))
+    lengths = lengths[:, arrays.copy_to(xp, fields)].reshape(-1)
+    ends = xp.cumsum(lengths, dtype=np.int64)
+    return (
+        xp.flatnonzero(of_bag[bag_numbers(offsets, n)]),
+        xp.concatenate([xp.zeros(1, np.int64), ends]),
+    )
+
+
+def _fields(num_tables: int, fields: Sequence[int] | None) -> np.ndarray:
+    """Return the table of each field, (F,) uint32."""
+    tables = np.arange(num_tables) if fields is None else np.asarray(fields)
+    if tables.ndim != 1 or not tables.size or tables.dtype.kind not in "iu":
+        raise TypeError(f"{_NAME}: 'fields' must be a sequence of integers, got {fields!r}.")
+    if tables.min() < 0 or tables.max() >= num_tables:
+        raise ValueError(
+            f"{_NAME}: 'fields' must lie in [0, {num_tables}), "
+            f"got {tables.min()} to {tables.max()}."
+        )
+    return tables.astype(np.uint32)

@@ -1,6 +1,19 @@
 """Optimizers and learning-rate schedules."""
 
-from cupyrec.optim.optimizer import SGD, Adagrad, Adam, Optimizer
-from cupyrec.optim.schedules import WarmupPolynomial
+from cupyrec.optim.optimizer import Optimizer
+from cupyrec.optim.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    CatchUpAdam,
+    RowWiseAdagrad,
+)  # fmt: skip
+from cupyrec.optim.parameter_group import ParameterGroup
+from cupyrec.optim.schedules import Cosine, Plateau, StepDecay, WarmupPolynomial
 
-__all__ = ["SGD", "Adagrad", "Adam", "Optimizer", "WarmupPolynomial"]
+__all__ = [
+    "FTRL", "SGD", "Adagrad", "Adam", "AdamW", "CatchUpAdam", "Cosine", "Optimizer",
+    "ParameterGroup", "Plateau", "RowWiseAdagrad", "StepDecay", "WarmupPolynomial",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Optimizers of dense parameters and embedding rows: clip by the norm of both, update both."""
+"""What all optimizers do: clip by the norm of dense parameters and rows, update both."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ import numpy as np
 
 from cupyrec import arrays, errors, random
 from cupyrec.autograd import Tensor
-from cupyrec.embedding import Group, StatePart
-from cupyrec.ops.adagrad import adagrad_dense, adagrad_rows
-from cupyrec.ops.adam import adam_dense, adam_rows
+from cupyrec.embedding import Group, RowGradients, StatePart
 from cupyrec.ops.clip_scale import clip_scale
-from cupyrec.ops.embedding_rows import RowMemory
-from cupyrec.ops.sgd import sgd_dense, sgd_rows
+from cupyrec.ops.embedding_rows import Rounding, RowMemory
 from cupyrec.ops.sum_squares import sum_squares
+from cupyrec.optim.parameter_group import ParameterGroup
 
-__all__ = ["SGD", "Adagrad", "Adam", "Optimizer"]
-
-
-_ALIGNED = 64  # floats, 256 bytes: what cublasLt's fastest algorithms ask for
+__all__ = ["Optimizer"]
 
 
 class Optimizer(ABC):
     """Base of the optimizers.
 
-    Dense parameters move into one flat buffer, and their gradients into another, so that one loop
-    updates them all; a parameter without a gradient in a step counts as having gradient zero. All
-    parameters and groups are on one device, and stay there.
+    Dense parameters move into one flat buffer a parameter group, and their gradients into another,
+    so that one loop updates them all; a parameter without a gradient in a step counts as having
+    gradient zero. All parameters and tables are on one device, and stay there.
 
     Parameters
     ----------
-    parameters : iterable of Tensor and Group
-        As `Module.parameters` yields them; one given twice counts once.
+    parameters : iterable of Tensor and Group, or of dict
+        As `Module.parameters` yields them; one given twice counts once. Dicts are parameter groups:
+        ``{"params": ..., "lr": ..., "weight_decay": ..., "l2": ...}``, all but the first optional.
     lr : float
         Learning rate, at least 0.
+    weight_decay : float
+        Decoupled (Loshchilov and Hutter 2019): each step takes lr * weight_decay of a weight. Rows
+        of lazy tables decay when they are in the batch.
+    l2 : float
+        Times the weight, added to its gradient before clipping. Tables need `dense_updates`.
     schedule : callable, optional
         Step number, from 1, to factor of the learning rate.
     clip_norm : float, optional
@@ -48,17 +49,19 @@ class Optimizer(ABC):
     ----------
     t : int
         Number of steps taken.
+    parameter_groups : list of ParameterGroup
     """
 
-    #: Names of the state beside each value, and what it starts from.
+    #: Names of the state beside each value.
     state: tuple[str, ...] = ()
-    initial: float = 0.0
 
     def __init__(
         self,
-        parameters: Iterable[Tensor | Group],
+        parameters: Iterable[Tensor | Group] | Iterable[dict[str, Any]],
         lr: float,
         *,
+        weight_decay: float = 0.0,
+        l2: float = 0.0,
         schedule: Callable[[int], float] | None = None,
         clip_norm: float | None = None,
     ) -> None:
@@ -68,17 +71,36 @@ class Optimizer(ABC):
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"{where}: 'clip_norm' must be positive, got {clip_norm}.")
         self.lr, self.schedule, self.clip_norm, self.t = float(lr), schedule, clip_norm, 0
-        parameters = list({id(p): p for p in parameters}.values())  # each once
-        self.groups = [p for p in parameters if isinstance(p, Group)]
-        self.parameters = [p for p in parameters if not isinstance(p, Group)]
-        if not parameters:
+        parameters = list(parameters)
+        options = parameters if _are_dicts(where, parameters) else [{"params": parameters}]
+        self.parameter_groups = [
+            ParameterGroup(where, option, weight_decay=weight_decay, l2=l2) for option in options
+        ]
+        self._check(where)
+        xp = self._module()
+        for share in self.parameter_groups:
+            share.flatten(xp, {name: self._initial(name) for name in self.state})
+            for group in share.tables:
+                self._prepare(group, share)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Dense parameters of all parameter groups, in order."""
+        return [p for share in self.parameter_groups for p in share.parameters]
+
+    @property
+    def groups(self) -> list[Group]:
+        """Groups of tables of all parameter groups, in order."""
+        return [table for share in self.parameter_groups for table in share.tables]
+
+    def _check(self, where: str) -> None:
+        held = [*self.parameters, *self.groups]
+        if not held:
             raise ValueError(f"{where}: 'parameters' must not be empty, got none.")
+        if len({id(p) for p in held}) < len(held):
+            raise ValueError(f"{where}: a parameter must be in one parameter group, got it in two.")
         for p in self.parameters:
             errors.dtype(where, "parameters", p.data, np.float32)
-        xp = self._module()
-        for group in self.groups:
-            group.set_state(self._row_state(group))
-        self._flatten(xp)
 
     def _module(self) -> ModuleType:
         """The array module of all parameters and groups."""
@@ -92,37 +114,28 @@ class Optimizer(ABC):
             )
         return modules[0]
 
-    def _row_state(self, group: Group) -> tuple[StatePart, ...]:
-        return tuple(StatePart(name, group.store.width, self.initial) for name in self.state)
+    def _initial(self, name: str) -> float:
+        """What a state starts from."""
+        return 0.0
+
+    def _prepare(self, group: Group, share: ParameterGroup) -> None:
+        """Give the rows of a group their state."""
+        group.set_state(self._row_state(group.width))
+
+    def _row_state(self, width: int) -> tuple[StatePart, ...]:
+        """What is kept beside a vector of this width."""
+        return tuple(StatePart(name, width, self._initial(name)) for name in self.state)
 
     @property
     def _xp(self) -> ModuleType:
-        return arrays.namespace(type(self).__name__, self._data)
-
-    def _flatten(self, xp: ModuleType) -> None:
-        room = [-(-p.size // _ALIGNED) * _ALIGNED for p in self.parameters]
-        *self._starts, size = np.cumsum([0, *room]).tolist()
-        self._data, self._grad = xp.zeros(size, np.float32), xp.zeros(size, np.float32)
-        self._state = {name: xp.full(size, self.initial, np.float32) for name in self.state}
-        for p, data, grad in zip(
-            self.parameters, self._views(self._data), self._views(self._grad), strict=True
-        ):
-            data[...] = p.data
-            p.data, p.grad_buffer, p.grad = data, grad, None
-
-    def _views(self, flat: Any) -> list[Any]:
-        parameters = zip(self._starts, self.parameters, strict=True)
-        return [flat[i : i + p.size].reshape(p.shape) for i, p in parameters]
+        return arrays.namespace(type(self).__name__, self.parameter_groups[0].data)
 
     def _taken(self) -> list[Any]:
         """What a later optimizer, or a move to another device, has taken away."""
-        starts = zip(self._starts, self.parameters, strict=True)
-        first = _address(self._data)
-        # Addresses, since neither identity nor `base` says what a copy of a model shares.
-        taken = [p.shape for i, p in starts if p.size and _address(p.data) != first + 4 * i]
+        taken = [shape for share in self.parameter_groups for shape in share.taken()]
         return taken + [
             group for group in self.groups
-            if group.xp is not self._xp or group.store.state != self._row_state(group)
+            if group.xp is not self._xp or group.store.state != self._row_state(group.width)
         ]  # rows have another layout by now  # fmt: skip
 
     def state_arrays(self) -> dict[str, list[Any]]:
@@ -132,26 +145,35 @@ class Optimizer(ABC):
 
         Examples
         --------
+        >>> from cupyrec.optim import Adagrad
         >>> Adagrad([Tensor([1.0, 2.0], requires_grad=True)], lr=0.1).state_arrays()
         {'sum': [array([0., 0.], dtype=float32)]}
         """
-        return {name: self._views(flat) for name, flat in self._state.items()}
+        return {
+            name: [
+                view for share in self.parameter_groups for view in share.views(share.state[name])
+            ]
+            for name in self.state
+        }
 
-    def current_lr(self) -> float:
-        """Return the learning rate of the next step.
+    def current_lr(self, share: ParameterGroup | None = None) -> float:
+        """Return the learning rate of the next step, of a parameter group if one is given.
 
         Examples
         --------
+        >>> from cupyrec.optim import SGD
         >>> SGD([Tensor([1.0], requires_grad=True)], 0.5, schedule=lambda t: 1 / t).current_lr()
         0.5
         """
-        return self.lr * (self.schedule(self.t + 1) if self.schedule else 1.0)
+        lr = self.lr if share is None or share.lr is None else share.lr
+        return lr * (self.schedule(self.t + 1) if self.schedule else 1.0)
 
     def zero_grad(self) -> None:
         """Forget all gradients.
 
         Examples
         --------
+        >>> from cupyrec.optim import SGD
         >>> SGD([Tensor([1.0], requires_grad=True)], lr=0.1).zero_grad()
         """
         for p in self.parameters:
@@ -170,14 +192,15 @@ class Optimizer(ABC):
         Raises
         ------
         FloatingPointError
-            On the CPU: the loss, or with `clip_norm` the norm, is not finite; nothing was changed.
-            On other devices the host doesn't wait to see it: nothing is updated there, but the step
-            counts and the gradients are cleared.
+            On the CPU: the loss or a gradient is not finite; nothing was changed. On other devices
+            the host doesn't wait to see it: nothing is updated there, but the step counts and the
+            gradients are cleared.
         ValueError
             A later optimizer has taken parameters over; nothing was changed.
 
         Examples
         --------
+        >>> from cupyrec.optim import SGD
         >>> w = Tensor([1.0], requires_grad=True)
         >>> optimizer = SGD([w], lr=0.25)
         >>> (w * w).sum().backward()
@@ -190,159 +213,72 @@ class Optimizer(ABC):
                 f"{type(self).__name__}.step: its parameters must not belong to a later optimizer "
                 f"or have moved to another device, got {taken[0]}."
             )
-        for p in self.parameters:
-            if p.grad is None:
-                p.grad_buffer[...] = 0
-            elif p.grad is not p.grad_buffer:  # set by hand
-                p.grad_buffer[...] = p.grad
-        scale = self._scale(loss.data if isinstance(loss, Tensor) else loss)
-        lr = self.current_lr()
+        work = {
+            share: [(group, group.gradients(share.l2)) for group in share.tables]
+            for share in self.parameter_groups
+        }
+        for share in work:
+            share.collect()
+        scale = self._scale(loss.data if isinstance(loss, Tensor) else loss, work)
+        rates = [
+            dict(lr=self.current_lr(share), weight_decay=share.weight_decay, scale=scale)
+            for share in work
+        ]
         self.t += 1
         random.set_step(self.t)
-        self._update_dense(lr, scale)
-        for group in self.groups:
-            group.update(lambda memory, rows, g: self._update_rows(memory, rows, g, lr, scale))
+        for (share, tables), own in zip(work.items(), rates, strict=True):
+            self._update_dense(share.data, share.state, share.grad, **own)
+            for group, gradients in tables:
+                self._update_group(group, gradients, **own)
         self.zero_grad()
 
-    def _scale(self, loss: Any) -> Any:
+    def _scale(
+        self, loss: Any, work: dict[ParameterGroup, list[tuple[Group, RowGradients]]]
+    ) -> Any:
         """The factor of all gradients; on a device an array, NaN where nothing may be updated."""
-        if self.clip_norm is None and loss is None:
-            return 1.0
-        squares = []
-        if self.clip_norm is not None:
-            squares = [sum_squares(g.gradients()[1]) for g in self.groups]
-            squares.append(sum_squares(self._grad))
+        squares = [sum_squares(g.values) for tables in work.values() for _, g in tables]
+        squares += [sum_squares(share.grad) for share in work]
         scale = clip_scale(squares, self.clip_norm, loss)
         if self._xp is np and math.isnan(scale):
-            norm = math.sqrt(sum(squares))
-            what, value = ("gradient norm", norm) if not math.isfinite(norm) else ("loss", loss)
-            raise FloatingPointError(
-                f"{type(self).__name__}.step: the {what} must be finite, got {value} "
-                f"in step {self.t + 1}."
-            )
+            if all(map(math.isfinite, squares)):
+                what = f"the loss must be finite, got {loss}"
+            else:
+                rows = [g for tables in work.values() for _, g in tables]
+                what = f"gradients must be finite, got {self._not_finite(rows)}"
+            raise FloatingPointError(f"{type(self).__name__}.step: {what} in step {self.t + 1}.")
         return scale
 
-    @abstractmethod
-    def _update_dense(self, lr: float, scale: Any) -> None: ...
+    def _not_finite(self, rows: list[RowGradients]) -> str:
+        """Say which gradients are NaN or infinite, and how many."""
+        found = []
+        for gradients in rows:
+            bad = ~np.isfinite(gradients.values).all(axis=1)
+            for table, n in zip(*np.unique(gradients.tables[bad], return_counts=True), strict=True):
+                found.append(f"those of {n} id{'s' * int(n > 1)} of table {table} not")
+        for p in self.parameters:
+            if count := int(p.grad_buffer.size - np.isfinite(p.grad_buffer).sum()):
+                found.append(f"{count} of {p.size} values of a parameter {p.shape} not")
+        return ", ".join(found[:3] + ["..."] * (len(found) > 3))
+
+    def _update_group(self, group: Group, gradients: RowGradients, **rates: Any) -> None:
+        """Update the rows of a group's gradients."""
+
+        def rule(memory: RowMemory, rows: Any, g: Any, rounding: Rounding | None) -> None:
+            self._update_rows(memory, rows, g, rounding=rounding, **rates)
+
+        group.update(gradients, self.t, rule)
 
     @abstractmethod
-    def _update_rows(self, memory: RowMemory, rows: Any, g: Any, lr: float, scale: Any) -> None: ...
+    def _update_dense(self, w: Any, state: dict[str, Any], g: Any, **rates: Any) -> None:
+        """Update flat parameters; rates are `lr`, `weight_decay` and `scale`."""
+
+    @abstractmethod
+    def _update_rows(self, memory: RowMemory, rows: Any, g: Any, **rates: Any) -> None:
+        """Update rows; rates are `lr`, `weight_decay`, `scale` and `rounding`."""
 
 
-class SGD(Optimizer):
-    """Stochastic gradient descent. Parameters: see `Optimizer`.
-
-    Examples
-    --------
-    >>> SGD([Tensor([1.0], requires_grad=True)], lr=0.1).t
-    0
-    """
-
-    def _update_dense(self, lr, scale):
-        sgd_dense(self._data, self._grad, lr=lr, scale=scale)
-
-    def _update_rows(self, memory, rows, g, lr, scale):
-        sgd_rows(memory, rows, g, lr=lr, scale=scale)
-
-
-class Adagrad(Optimizer):
-    """Adagrad (Duchi et al. 2011). Further parameters: see `Optimizer`.
-
-    Parameters
-    ----------
-    eps : float
-        Added to the root of the sum of squares.
-    initial_accumulator : float
-        What the sums of squares start from.
-
-    Examples
-    --------
-    >>> Adagrad([Tensor([1.0], requires_grad=True)], lr=0.1).state
-    ('sum',)
-    """
-
-    state = ("sum",)
-
-    def __init__(
-        self,
-        parameters: Iterable[Tensor | Group],
-        lr: float,
-        *,
-        eps: float = 1e-10,
-        initial_accumulator: float = 0.0,
-        schedule: Callable[[int], float] | None = None,
-        clip_norm: float | None = None,
-    ) -> None:
-        if not (math.isfinite(initial_accumulator) and initial_accumulator >= 0):
-            raise ValueError(
-                "Adagrad: 'initial_accumulator' must be finite and not negative, "
-                f"got {initial_accumulator}."
-            )
-        self.eps, self.initial = _checked_eps("Adagrad", eps), initial_accumulator
-        super().__init__(parameters, lr, schedule=schedule, clip_norm=clip_norm)
-
-    def _update_dense(self, lr, scale):
-        adagrad_dense(self._data, self._state["sum"], self._grad, lr=lr, eps=self.eps, scale=scale)
-
-    def _update_rows(self, memory, rows, g, lr, scale):
-        adagrad_rows(memory, rows, g, lr=lr, eps=self.eps, scale=scale)
-
-
-class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015); lazy on rows: only those of the batch move.
-
-    Parameters
-    ----------
-    betas : (float, float)
-        Decay of the first and second moment, each in [0, 1).
-    eps : float
-        Added to the root of the second moment.
-
-    Other parameters: see `Optimizer`.
-
-    Examples
-    --------
-    >>> Adam([Tensor([1.0], requires_grad=True)], lr=0.1).state
-    ('m', 'v')
-    """
-
-    state = ("m", "v")
-
-    def __init__(
-        self,
-        parameters: Iterable[Tensor | Group],
-        lr: float = 1e-3,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        schedule: Callable[[int], float] | None = None,
-        clip_norm: float | None = None,
-    ) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"Adam: 'betas' must lie in [0, 1), got {betas}.")
-        self.betas, self.eps = betas, _checked_eps("Adam", eps)
-        super().__init__(parameters, lr, schedule=schedule, clip_norm=clip_norm)
-
-    def _constants(self, lr: float, scale: Any) -> dict[str, Any]:
-        beta1, beta2 = self.betas
-        return dict(lr=lr, beta1=beta1, beta2=beta2, eps=self.eps, t=self.t, scale=scale)
-
-    def _update_dense(self, lr, scale):
-        m, v = self._state["m"], self._state["v"]
-        adam_dense(self._data, m, v, self._grad, **self._constants(lr, scale))
-
-    def _update_rows(self, memory, rows, g, lr, scale):
-        adam_rows(memory, rows, g, **self._constants(lr, scale))
-
-
-def _checked_eps(where: str, eps: float) -> float:
-    """Without it a gradient that was always zero would give 0/0."""
-    if not (math.isfinite(eps) and eps > 0):
-        raise ValueError(f"{where}: 'eps' must be finite and positive, got {eps}.")
-    return eps
-
-
-def _address(array: Any) -> int:
-    """Of the first element."""
-    told = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return told["data"][0]
+def _are_dicts(where: str, parameters: list[Any]) -> bool:
+    kinds = {isinstance(p, dict) for p in parameters}
+    if kinds == {True, False}:
+        raise TypeError(f"{where}: 'parameters' must be all dicts or none, got a mixture.")
+    return kinds == {True}

@@ -1,0 +1,99 @@
+"""What each table of a group holds and how it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupyrec import arrays
+from cupyrec.embedding.store import Store
+
+__all__ = ["Statistics"]
+
+_ROWS = 1 << 20  # rows counted at a time
+
+
+class Statistics:
+    """Counts a table, made when they are asked for: a training step only keeps what to count.
+
+    Examples
+    --------
+    See `cupyrec.nn.MultiTableEmbedding.statistics`.
+    """
+
+    def __init__(self) -> None:
+        self.recount()
+        self.forget_look_ups()
+
+    def looked_up(self, tables: Any, unique_tables: Any) -> None:
+        """Note a training look-up: the table of each key, and of each unique key.
+
+        Examples
+        --------
+        >>> Statistics().looked_up(np.zeros(2, np.uint32), np.zeros(1, np.uint32))
+        """
+        self._last = tables, unique_tables
+        self._look_ups += 1
+
+    def recount(self) -> None:
+        """Count all rows anew the next time: some were deleted.
+
+        Examples
+        --------
+        >>> Statistics().recount()
+        """
+        self._ids, self._counted = np.zeros(0, np.int64), 0
+        self._before = np.zeros(0, np.int64)
+
+    def forget_look_ups(self) -> None:
+        """Forget what was noted.
+
+        Examples
+        --------
+        >>> Statistics().forget_look_ups()
+        """
+        self._last, self._look_ups = None, 0
+
+    def report(self, store: Store, num_tables: int) -> dict[str, np.ndarray]:
+        """Return arrays with one value a table; `inserted` is since the last report.
+
+        Returns
+        -------
+        dict
+            See `cupyrec.nn.MultiTableEmbedding.statistics`.
+
+        Raises
+        ------
+        ValueError
+            The store has rows of a table beyond `num_tables`.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import MemoryStore
+        >>> Statistics().report(MemoryStore(4), 2)["ids"]
+        array([0, 0])
+        """
+
+        def count(tables: Any) -> np.ndarray:
+            return np.bincount(arrays.to_host(tables), minlength=num_tables)
+
+        self._ids, self._before = (
+            np.pad(a, (0, num_tables - len(a))) for a in (self._ids, self._before)
+        )
+        while self._counted < len(store):
+            stop = min(self._counted + _ROWS, len(store))
+            self._ids = self._ids + count(store.keys(self._counted, stop)[0])
+            self._counted = stop
+        keys, unique = map(count, self._last or (np.empty(0, np.uint32),) * 2)
+        with np.errstate(invalid="ignore"):
+            ratio = unique / keys
+        report = {
+            "ids": self._ids,
+            "bytes": np.rint(self._ids * (store.nbytes / max(len(store), 1))).astype(np.int64),
+            "load": np.full(num_tables, store.load),
+            "unique_ratio": ratio,
+            "inserted": (self._ids - self._before) / max(self._look_ups, 1),
+        }
+        self._before, self._look_ups = self._ids, 0
+        return report

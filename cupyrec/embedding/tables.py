@@ -1,0 +1,279 @@
+"""Tables by number: the groups they lie in, what they hold, and how that goes in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cupyrec import arrays, errors
+from cupyrec.embedding import transfer
+from cupyrec.embedding.group import Group
+from cupyrec.embedding.initializers import Initializer, InitialVectors, Uniform
+
+__all__ = ["Tables", "widened"]
+
+_NAME, _MOST = "MultiTableEmbedding", 4096  # columns
+
+
+class Tables:
+    """Embedding tables with numbers, those of one width in one group.
+
+    Parameters
+    ----------
+    num_tables : int
+    embedding_dim : int or sequence of int
+        D of all tables, or of each.
+    initializer : Initializer or sequence, optional
+        Of all tables, or of each: see `InitialVectors`. Uniform in [-0.05, 0.05) by default.
+    dtype, dense_updates
+        See `Group`.
+    seed : int
+        Of the initial vectors.
+
+    Attributes
+    ----------
+    widths : list of int
+        D of each table.
+    groups : dict of int to Group
+        By width.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Sizes that are not positive integers or don't agree; an unknown dtype.
+
+    Examples
+    --------
+    See `cupyrec.nn.MultiTableEmbedding`.
+    """
+
+    def __init__(
+        self,
+        num_tables: int,
+        embedding_dim: int | Sequence[int],
+        *,
+        initializer: Initializer | Sequence[Any] | None = None,
+        dtype: str = "float32",
+        dense_updates: bool = False,
+        seed: int,
+    ) -> None:
+        self.num_tables = errors.positive(_NAME, "num_tables", num_tables)
+        self.widths = _widths(self.num_tables, embedding_dim)
+        initializers = _initializers(self.num_tables, initializer)
+        self.groups = {
+            width: Group(
+                InitialVectors(width, initializers, seed), dtype=dtype, dense_updates=dense_updates
+            )
+            for width in dict.fromkeys(self.widths)
+        }
+
+    @property
+    def group(self) -> Group:
+        """The group of all tables, where they have one width."""
+        if len(self.groups) > 1:
+            raise ValueError(f"{_NAME}.group: tables must have one width, got {list(self.groups)}.")
+        return next(iter(self.groups.values()))
+
+    def module(self, ids: Any, *others: Any) -> ModuleType:
+        """Return the array module of the tables, which must be that of all arguments.
+
+        Raises
+        ------
+        TypeError
+            It isn't.
+
+        Examples
+        --------
+        >>> Tables(1, 4, seed=1).module(np.zeros(1, np.int64)) is np
+        True
+        """
+        xp, own = arrays.namespace(_NAME, ids, *others), next(iter(self.groups.values())).xp
+        if xp is not own:
+            raise TypeError(
+                f"{_NAME}: 'ids' must be on device '{arrays.name(own)}' like the tables, "
+                f"got '{arrays.name(xp)}'."
+            )
+        return xp
+
+    def statistics(self) -> dict[str, np.ndarray]:
+        """Return what each table holds and how it is used, as arrays of one value a table.
+
+        Returns
+        -------
+        dict
+            ``ids``; ``bytes`` of rows and keys; ``load`` of the table of slots that its keys share;
+            ``unique_ratio``, unique ids over ids of the last look-up in training, NaN where it had
+            none; ``inserted``, new ids a look-up in training since the last call.
+
+        Examples
+        --------
+        >>> from cupyrec import nn
+        >>> embedding = nn.MultiTableEmbedding(num_tables=2, embedding_dim=4)
+        >>> _ = embedding(np.array([[1, 1], [1, 2]]))
+        >>> told = embedding.statistics()
+        >>> told["ids"], told["unique_ratio"]
+        (array([1, 2]), array([0.5, 1. ]))
+        """
+        reports = {
+            width: group.statistics.report(group.store, self.num_tables)
+            for width, group in self.groups.items()
+        }
+        return {
+            key: np.array([reports[width][key][t] for t, width in enumerate(self.widths)])
+            for key in next(iter(reports.values()))
+        }
+
+    def _table(self, where: str, table: int) -> Group:
+        if not 0 <= table < self.num_tables:
+            raise ValueError(f"{where}: 'table' must lie in [0, {self.num_tables}), got {table}.")
+        return self.groups[self.widths[table]]
+
+    def iterate(self, table: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield (ids, vectors) of a table as NumPy arrays, up to 65,536 rows at a time.
+
+        Raises
+        ------
+        ValueError
+            No such table.
+
+        Examples
+        --------
+        >>> tables = Tables(1, 4, seed=1)
+        >>> list(tables.iterate(0))
+        []
+        """
+        for rows in transfer.exported(self._table("iterate", table)):
+            mine = rows.tables == table
+            if mine.any():
+                yield rows.ids[mine], rows.vectors[mine]
+
+    def export_table(self, table: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids (N,) int64 and vectors (N, D) float32 of a table; `iterate` is for large ones.
+
+        Raises
+        ------
+        ValueError
+            No such table.
+
+        Examples
+        --------
+        >>> tables = Tables(1, 2, seed=1)
+        >>> tables.import_table(0, np.array([7]), np.ones((1, 2), np.float32))
+        >>> tables.export_table(0)
+        (array([7]), array([[1., 1.]], dtype=float32))
+        """
+        width = self._table("export_table", table).width
+        parts = [(np.empty(0, np.int64), np.empty((0, width), np.float32)), *self.iterate(table)]
+        ids, vectors = map(np.concatenate, zip(*parts, strict=True))
+        return ids, vectors
+
+    def import_table(self, table: int, ids: Any, vectors: Any) -> None:
+        """Give ids of a table these vectors; what they had before, state included, is forgotten.
+
+        Nothing changes if the input is refused. Gradients of the step are forgotten.
+
+        Parameters
+        ----------
+        table : int
+        ids : (N,) array of int64, uint64, int32 or uint32
+        vectors : (N, D) array of float32
+
+        Raises
+        ------
+        ValueError, TypeError
+            Shapes or dtypes that don't agree, a vector that is not finite, or an id twice.
+
+        Examples
+        --------
+        See `export_table`.
+        """
+        group = self._table("import_table", table)
+        ids = arrays.to_host(widened(arrays.namespace(_NAME, ids), ids))
+        transfer.import_vectors(group, np.full(ids.shape, table, np.uint32), ids, vectors)
+
+    def delete(self, table: int, ids: Any) -> int:
+        """Forget ids of a table, with their state; return how many it had. Others are passed over.
+
+        Gradients of the step are forgotten.
+
+        Parameters
+        ----------
+        table : int
+        ids : (N,) array of int64, uint64, int32 or uint32
+
+        Raises
+        ------
+        ValueError, TypeError
+            No such table, or ids of another shape, dtype or device.
+
+        Examples
+        --------
+        >>> tables = Tables(1, 2, seed=1)
+        >>> tables.import_table(0, np.array([3, 4]), np.ones((2, 2), np.float32))
+        >>> tables.delete(0, np.array([4, 5]))
+        1
+        """
+        group, xp = self._table("delete", table), self.module(ids)
+        ids = widened(xp, ids)
+        return group.delete(xp.full(ids.shape, table, np.uint32), ids)
+
+    def digest(self) -> str:
+        """Return 32 hex digits that tell all keys, vectors and states, whatever their order.
+
+        Examples
+        --------
+        >>> Tables(1, 2, seed=1).digest()
+        '00000000000000000000000000000000'
+        """
+        total = sum(map(transfer.digest, self.groups.values()), np.zeros(2, np.uint64))
+        return "".join(f"{int(lane):016x}" for lane in total)
+
+
+def _initializers(num_tables: int, given: Any) -> list[Any]:
+    """Return the initializer of each table."""
+    if given is None or isinstance(given, Initializer):
+        return [Uniform() if given is None else given] * num_tables
+    given = list(given)
+    if len(given) != num_tables:
+        raise ValueError(
+            f"{_NAME}: 'initializer' must be one, or one of each of the {num_tables} tables, "
+            f"got {len(given)}."
+        )
+    return given
+
+
+def _widths(num_tables: int, embedding_dim: Any) -> list[int]:
+    """Return the width of each table."""
+    many = isinstance(embedding_dim, (Sequence, np.ndarray))
+    widths = list(embedding_dim) if many else [embedding_dim] * num_tables
+    if len(widths) != num_tables:
+        raise ValueError(
+            f"{_NAME}: 'embedding_dim' must have one width each of the {num_tables} tables, "
+            f"got {len(widths)}."
+        )
+    widths = [errors.positive(_NAME, "embedding_dim", width) for width in widths]
+    if max(widths) > _MOST:
+        raise ValueError(f"{_NAME}: 'embedding_dim' must be at most {_MOST}, got {max(widths)}.")
+    return widths
+
+
+def widened(xp: ModuleType, ids: Any) -> Any:
+    """Return ids as int64: int32 by its sign, uint32 by zeros, uint64 with its 64 bits.
+
+    Raises
+    ------
+    TypeError
+        Another dtype.
+
+    Examples
+    --------
+    >>> widened(np, np.array([2**64 - 1], np.uint64)), widened(np, np.array([-1], np.int32))
+    (array([-1]), array([-1]))
+    """
+    errors.dtype(_NAME, "ids", ids, np.int64, np.uint64, np.int32, np.uint32)
+    if ids.dtype == np.uint64:
+        return ids.view(np.int64)
+    return ids.astype(np.int64, copy=False)

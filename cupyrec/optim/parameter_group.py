@@ -1,0 +1,144 @@
+"""A parameter group: parameters and tables that share a learning rate, in one flat buffer."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cupyrec.autograd import Tensor
+from cupyrec.embedding import Group
+
+__all__ = ["ParameterGroup"]
+
+_ALIGNED = 64  # floats, 256 bytes: what cublasLt's fastest algorithms ask for
+_OPTIONS = {"params", "lr", "weight_decay", "l2"}
+
+
+class ParameterGroup:
+    """Part of what an optimizer updates, with its own rates.
+
+    Attributes
+    ----------
+    lr : float or None
+        Learning rate; None for the optimizer's.
+    weight_decay : float
+        Decoupled: each step takes lr * weight_decay of a weight; of rows lazily, as they are met.
+    l2 : float
+        Times the weight, added to its gradient before clipping; tables need `dense_updates`.
+    parameters : list of Tensor
+    tables : list of Group
+    data, grad : (N,) arrays of float32
+        All parameters side by side, and their gradients.
+    state : dict of str to (N,) array of float32
+
+    Examples
+    --------
+    >>> group = ParameterGroup("SGD", {"params": [Tensor([1.0], requires_grad=True)], "lr": 0.1})
+    >>> group.lr, len(group.parameters)
+    (0.1, 1)
+    """
+
+    def __init__(self, where: str, options: dict[str, Any], **defaults: float) -> None:
+        if unknown := options.keys() - _OPTIONS:
+            raise ValueError(
+                f"{where}: a parameter group must have keys of {sorted(_OPTIONS)}, "
+                f"got {sorted(unknown)}."
+            )
+        if "params" not in options:
+            raise ValueError(f"{where}: a parameter group must have 'params', got {options}.")
+        self.lr = options.get("lr")
+        self.weight_decay = options.get("weight_decay", defaults.get("weight_decay", 0.0))
+        self.l2 = options.get("l2", defaults.get("l2", 0.0))
+        for name in ("lr", "weight_decay", "l2"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{where}: '{name}' must be finite and not negative, got {value}.")
+        held = list({id(p): p for p in _listed(options["params"])}.values())  # each once
+        self.tables = [p for p in held if isinstance(p, Group)]
+        self.parameters = [p for p in held if not isinstance(p, Group)]
+        if self.l2 and any(not table.dense_updates for table in self.tables):
+            raise ValueError(
+                f"{where}: 'l2' must be 0 for tables whose rows are updated lazily "
+                "(MultiTableEmbedding(dense_updates=True) takes it; 'weight_decay' works on both), "
+                f"got {self.l2}."
+            )
+
+    def flatten(self, xp: ModuleType, state: dict[str, float]) -> None:
+        """Move the parameters into one buffer of an array module; states start from values given.
+
+        Examples
+        --------
+        >>> group = ParameterGroup("SGD", {"params": [Tensor([1.0], requires_grad=True)]})
+        >>> group.flatten(np, {"m": 0.0})
+        >>> group.data.size, group.state["m"].size
+        (64, 64)
+        """
+        room = [-(-p.size // _ALIGNED) * _ALIGNED for p in self.parameters]
+        *self._starts, size = np.cumsum([0, *room]).tolist()
+        self.data, self.grad = xp.zeros(size, np.float32), xp.zeros(size, np.float32)
+        self.state = {k: xp.full(size, value, np.float32) for k, value in state.items()}
+        for p, data, grad in zip(
+            self.parameters, self.views(self.data), self.views(self.grad), strict=True
+        ):
+            data[...] = p.data
+            p.data, p.grad_buffer, p.grad = data, grad, None
+
+    def views(self, flat: Any) -> list[Any]:
+        """Return each parameter's part of a flat buffer, in its shape.
+
+        Examples
+        --------
+        >>> group = ParameterGroup("SGD", {"params": [Tensor([1.0], requires_grad=True)]})
+        >>> group.flatten(np, {})
+        >>> group.views(group.data)
+        [array([1.], dtype=float32)]
+        """
+        parameters = zip(self._starts, self.parameters, strict=True)
+        return [flat[i : i + p.size].reshape(p.shape) for i, p in parameters]
+
+    def taken(self) -> list[tuple[int, ...]]:
+        """Return the shapes of the parameters that another optimizer or device has taken away.
+
+        Examples
+        --------
+        >>> group = ParameterGroup("SGD", {"params": [Tensor([1.0], requires_grad=True)]})
+        >>> group.flatten(np, {})
+        >>> group.taken()
+        []
+        """
+        starts = zip(self._starts, self.parameters, strict=True)
+        first = _address(self.data)
+        # Addresses, since neither identity nor `base` says what a copy of a model shares.
+        return [p.shape for i, p in starts if p.size and _address(p.data) != first + 4 * i]
+
+    def collect(self) -> None:
+        """See that every gradient stands in the flat buffer, with that of `l2`.
+
+        Examples
+        --------
+        >>> w = Tensor([1.0], requires_grad=True)
+        >>> group = ParameterGroup("SGD", {"params": [w], "l2": 0.5})
+        >>> group.flatten(np, {})
+        >>> group.collect()
+        >>> w.grad_buffer
+        array([0.5], dtype=float32)
+        """
+        for p in self.parameters:
+            if p.grad is None:
+                p.grad_buffer[...] = 0
+            elif p.grad is not p.grad_buffer:  # set by hand
+                p.grad_buffer[...] = p.grad
+        if self.l2:
+            self.grad += np.float32(self.l2) * self.data
+
+
+def _listed(params: Any) -> list[Any]:
+    return [params] if isinstance(params, (Tensor, Group)) else list(params)
+
+
+def _address(array: Any) -> int:
+    """Of the first element."""
+    told = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return told["data"][0]

@@ -1,0 +1,97 @@
+import math
+
+import numpy as np
+import oracle
+import pytest
+
+from cupyrec import nn, optim
+from cupyrec.optim import SGD, Adam
+
+
+def test_each_has_its_own_rates():
+    a, b, c = (nn.Parameter([1.0, -2.0]) for _ in range(3))
+    optimizer = SGD(
+        [{"params": [a], "lr": 0.5}, {"params": b, "weight_decay": 0.25}, {"params": (c,)}],
+        lr=0.125, schedule=lambda step: 1 / step,
+    )  # fmt: skip
+    for parameter in (a, b, c):
+        parameter.grad = np.ones(2, np.float32)
+    optimizer.step()
+    assert a.data.tolist() == [0.5, -2.5]
+    assert b.data.tolist() == [1 - 0.125 / 4 - 0.125, -2 + 0.25 / 4 - 0.125]
+    assert c.data.tolist() == [0.875, -2.125]
+    assert [optimizer.current_lr(g) for g in optimizer.parameter_groups] == [0.25, 0.0625, 0.0625]
+    optimizer.parameter_groups[0].lr = 0.0
+    optimizer.lr = 2.0
+    for parameter in (a, b, c):
+        parameter.grad = np.ones(2, np.float32)
+    optimizer.step()
+    assert a.data.tolist() == [0.5, -2.5]
+    assert c.data.tolist() == [-0.125, -3.125]
+    assert [p.shape for p in optimizer.parameters] == [(2,)] * 3
+
+
+def test_tables_have_rates_too():
+    layers = [nn.MultiTableEmbedding(1, 2, seed=s) for s in (1, 1)]
+    parameter = nn.Parameter([1.0])
+    optimizer = SGD(
+        [
+            {"params": layers[0].parameters(), "lr": 0.0},
+            {"params": [*layers[1].parameters(), parameter]},
+        ],
+        lr=1.0,
+    )
+    before = layers[0](np.array([[7]])).numpy().copy()
+    for layer in layers:
+        layer(np.array([[7]])).backward(np.ones((1, 1, 2), np.float32))
+    optimizer.step()
+    assert optimizer.groups == [layers[0].group, layers[1].group]
+    np.testing.assert_array_equal(layers[0](np.array([[7]])).numpy(), before)
+    np.testing.assert_array_equal(layers[1](np.array([[7]])).numpy(), before - np.float32(1))
+
+
+def test_l2_is_part_of_gradient_and_norm():
+    """The gradient is 1 + 0.5 * 4 = 3 and 0.5 * 8 = 4: of norm 5."""
+    parameter = nn.Parameter([4.0, 8.0])
+    optimizer = SGD([{"params": [parameter], "l2": 0.5}], lr=1.0, clip_norm=1.0)
+    parameter.grad = np.array([1, 0], np.float32)
+    optimizer.step()
+    np.testing.assert_allclose(parameter.data, [4 - 0.6, 8 - 0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "options", "error", "text"),
+    [
+        ([{"params": [], "learning_rate": 1}], {}, ValueError,
+         "SGD: a parameter group must have keys of ['l2', 'lr', 'params', 'weight_decay'], "
+         "got ['learning_rate']."),
+        ([{"lr": 1}], {}, ValueError, "SGD: a parameter group must have 'params', got {'lr': 1}."),
+        ([{"params": [], "lr": -1.0}], {}, ValueError,
+         "SGD: 'lr' must be finite and not negative, got -1.0."),
+        ([{"params": [], "l2": math.nan}], {}, ValueError,
+         "SGD: 'l2' must be finite and not negative, got nan."),
+        ([{"params": []}], {"weight_decay": math.inf}, ValueError,
+         "SGD: 'weight_decay' must be finite and not negative, got inf."),
+        ([{"params": []}], {}, ValueError, "SGD: 'parameters' must not be empty, got none."),
+        ([{"params": []}, nn.Parameter([1.0])], {}, TypeError,
+         "SGD: 'parameters' must be all dicts or none, got a mixture."),
+    ],
+)  # fmt: skip
+def test_what_is_refused(parameters, options, error, text):
+    with pytest.raises(error, match=oracle.sentence(text)):
+        SGD(parameters, 0.1, **options)
+
+
+def test_a_parameter_belongs_to_one_group():
+    parameter = nn.Parameter([1.0])
+    text = "SGD: a parameter must be in one parameter group, got it in two."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        SGD([{"params": [parameter]}, {"params": [parameter]}], 0.1)
+
+
+@pytest.mark.parametrize("optimizer", [SGD, Adam, optim.FTRL])
+def test_lazy_tables_refuse_dense_l2(optimizer):
+    layer = nn.MultiTableEmbedding(1, 2)
+    with pytest.raises(ValueError, match="'l2' must be 0 for tables whose rows are updated lazily"):
+        optimizer(layer.parameters(), 0.1, l2=0.01)
+    optimizer(nn.MultiTableEmbedding(1, 2, dense_updates=True).parameters(), 0.1, l2=0.01)
