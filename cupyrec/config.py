@@ -24,13 +24,19 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "patience": 0,  # evaluations without a better AUC; 0: never stop early
     },
     "optimizer": {
-        "name": "adagrad",  # sgd, adagrad, adam
+        # sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl
+        "name": "adagrad",
         "lr": 0.02,
+        "momentum": 0.0,  # of sgd
+        "weight_decay": 0.0,  # decoupled; of rows that are in the batch
         "clip_norm": 0.0,  # 0: no clipping
+        "schedule": "polynomial",  # or cosine, step, plateau
         "warmup_steps": 0,
         "decay_start": 0,
-        "decay_steps": 0,  # 0: no decay
+        "decay_steps": 0,  # 0: no decay; of step: after how many steps the rate falls
         "decay_power": 2.0,
+        "decay_factor": 0.1,  # of step and plateau
+        "decay_patience": 0,  # of plateau: evaluations
     },
     "data": {"buckets": True, "on_error": "raise"},
 }

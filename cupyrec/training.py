@@ -16,6 +16,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from cupyrec import arrays, checkpoint, errors, metrics, random
 from cupyrec.autograd import Tensor, no_grad
 from cupyrec.data import Arrays, Batch, prefetch
+from cupyrec.embedding import Tables
 from cupyrec.interruption import interruption
 from cupyrec.nn import Module
 from cupyrec.ops.bce_with_logits import bce_with_logits
@@ -238,15 +239,29 @@ class _Job:
         """Evaluate if it is time to and there is `valid`; save."""
         _check_update(self.model, batch, self.progress.step)
         better = self._evaluate() if evaluating and self.valid is not None else False
+        if evaluating:
+            self.log_tables()
         if self.run is not None:
             progress = dataclasses.asdict(self.progress)
             self.run.save(self.model, self.optimizer, progress, best=better)
+
+    def log_tables(self) -> None:
+        """Log what each embedding table holds and how it is used."""
+        for name, module in self.model.named_modules():
+            if isinstance(module, Tables):
+                told = {
+                    key: [None if math.isnan(value) else value for value in values.tolist()]
+                    for key, values in module.statistics().items()
+                }
+                self.log(step=self.progress.step, tables={name: told})
 
     def _evaluate(self) -> bool:
         """Evaluate on `valid`; return whether the model was never better."""
         result, progress = evaluate(self.model, self.valid), self.progress
         # An AUC of NaN, where `valid` has one class, tells nothing: the last step is kept then.
         self.last_auc = auc = None if math.isnan(result["auc"]) else result["auc"]
+        if auc is not None and hasattr(self.optimizer.schedule, "observe"):
+            self.optimizer.schedule.observe(auc)
         better = progress.best_auc is None or auc is None or auc > progress.best_auc
         if better:
             progress.best_auc, progress.best_step = auc, progress.step

@@ -30,6 +30,8 @@ class DLRM(nn.Module):
         Whether products of a feature with itself are used.
     output_padding : int
         Zero columns after the products.
+    embedding_dtype : str
+        Of the embedding vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
 
     Raises
     ------
@@ -54,6 +56,7 @@ class DLRM(nn.Module):
         dropout: float = 0.0,
         self_interaction: bool = False,
         output_padding: int = 0,
+        embedding_dtype: str = "float32",
     ) -> None:
         features = num_tables + (num_dense > 0)
         if features == 1 and not self_interaction:
@@ -61,7 +64,7 @@ class DLRM(nn.Module):
                 "DLRM: there must be two features to multiply, "
                 f"got num_dense = {num_dense}, num_tables = {num_tables}."
             )
-        self.embedding = nn.MultiTableEmbedding(num_tables, embedding_dim)
+        self.embedding = nn.MultiTableEmbedding(num_tables, embedding_dim, dtype=embedding_dtype)
         self.bottom = nn.FusedMLP(num_dense, bottom, embedding_dim) if num_dense else None
         self.interaction = nn.FusedDotInteraction(
             self_interaction=self_interaction,
