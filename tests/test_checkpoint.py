@@ -18,7 +18,13 @@ from cupyrec.embedding import InitialVectors, Uniform
 from cupyrec.models import DLRM
 
 IDS = [-(2**63), -1, 0, 1, 2**63 - 1, 7]
-OPTIMIZERS = {"SGD": optim.SGD, "Adagrad": optim.Adagrad, "Adam": optim.Adam}
+OPTIMIZERS = {
+    kind.__name__: kind
+    for kind in (
+        optim.SGD, optim.Adagrad, optim.RowWiseAdagrad, optim.Adam, optim.AdamW,
+        optim.CatchUpAdam, optim.FTRL,
+    )
+}  # fmt: skip
 
 
 def dlrm(tables=2, width=3, **options):
@@ -78,6 +84,40 @@ def test_round_trip_of_everything(name, tmp_path):
     checkpoint.load(tmp_path / "c", model, optimizer)
     checkpoint.save(tmp_path / "d", model, optimizer, config=config, progress=progress)
     assert trial.files(tmp_path / "c") == trial.files(tmp_path / "d")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_rows_that_owe_steps_serve_as_they_train(dtype, tmp_path):
+    """Ids 100 to 105 were in one batch alone: later steps move them, too."""
+    model, optimizer = trained(optim.CatchUpAdam, embedding_dtype=dtype)
+    cupyrec.train_step(model, batch(range(100, 106)), optimizer)
+    for seed in range(5):
+        cupyrec.train_step(model, batch(IDS, seed=seed), optimizer)
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    fresh = dlrm(embedding_dtype=dtype)
+    checkpoint.load(tmp_path / "c", fresh)
+    assert not fresh.embedding.group.store.state
+    x = batch([*range(100, 106), *IDS, 999])
+    served, trained_on = (m.eval()(x.dense, x.ids).numpy() for m in (fresh, model))
+    close = dict(rtol=0) if dtype == "float32" else dict(atol=0.05)  # rounded once more
+    np.testing.assert_allclose(served, trained_on, **close)
+    other = DLRM(2, 2, embedding_dim=3, bottom=[5], top=[4])
+    if dtype != "float32":
+        with pytest.raises(ValueError, match="must have the model's groups"):
+            checkpoint.load(tmp_path / "c", other)
+
+
+def test_a_plateau_goes_on_where_it_stood(tmp_path):
+    model = dlrm()
+    optimizer = optim.SGD(model.parameters(), 0.1, schedule=optim.Plateau(patience=1))
+    for auc in (0.7, 0.6, 0.6):
+        optimizer.schedule.observe(auc)
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    fresh = dlrm()
+    again = optim.SGD(fresh.parameters(), 0.1, schedule=optim.Plateau(patience=1))
+    checkpoint.load(tmp_path / "c", fresh, again)
+    assert again.schedule.state_dict() == optimizer.schedule.state_dict()
+    assert again.current_lr() == optimizer.current_lr() < 0.1
 
 
 def test_files_are_plain(tmp_path):

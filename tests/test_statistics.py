@@ -22,14 +22,16 @@ def test_what_a_table_holds_and_how_it_is_used(xp):
         embedding(xp.asarray(ids + 10))
     told = embedding.statistics()
     assert told["ids"].tolist() == [8, 0, 2]
-    assert told["inserted"].tolist() == [2, 0, 0.5]  # a look-up since the last report
+    assert told["inserted"].tolist() == [0, 0, 0]  # by the last look-up
+    embedding(xp.asarray(np.array([[1, 99, 5], [98, 2, 97]])))
+    assert embedding.statistics()["inserted"].tolist() == [2, 0, 1]
 
 
 def test_evaluation_is_not_counted():
     embedding = nn.MultiTableEmbedding(1, 2)
     embedding.eval()(np.array([[1], [2]]))
     told = embedding.statistics()
-    assert (told["ids"].tolist(), told["inserted"].tolist()) == ([0], [0.0])
+    assert (told["ids"].tolist(), told["inserted"].tolist()) == ([0], [0])
     assert np.isnan(told["unique_ratio"]).all()
 
 

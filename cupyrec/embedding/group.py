@@ -164,14 +164,16 @@ class Group:
             keys = unique_keys(tables, ids)
             inverse = keys.inverse
         else:
-            keys = unique_keys(tables[kept], ids[kept])
+            tables = tables[kept]
+            keys = unique_keys(tables, ids[kept])
             inverse = xp.full(ids.size, -1, np.int64)
             inverse[kept] = keys.inverse
             keys = keys._replace(positions=kept[keys.positions])
         unseen = xp.empty((0, self.width), np.float32)
         if insert:
+            first = len(self.store)
             rows = self.store.find_or_insert(keys.tables, keys.ids, self._initial)
-            self.statistics.looked_up(tables, keys.tables)
+            self.statistics.looked_up(tables, keys.tables, first, len(self.store))
             if self.history is not None:
                 self._catch_up(rows, keys.tables, keys.ids)
         else:
@@ -394,7 +396,7 @@ class Group:
         self.zero_grad()
         self.store.to(xp)
         self.initial = self.initial.to(xp)
-        self.statistics.forget_look_ups()
+        self.statistics.forget_look_up()
 
     def clear(self) -> None:
         """Forget all rows and gradients.

@@ -24,39 +24,38 @@ class Statistics:
 
     def __init__(self) -> None:
         self.recount()
-        self.forget_look_ups()
 
-    def looked_up(self, tables: Any, unique_tables: Any) -> None:
-        """Note a training look-up: the table of each key, and of each unique key.
+    def looked_up(self, tables: Any, unique_tables: Any, first: int, stop: int) -> None:
+        """Note a training look-up: the table of each key and of each unique key, the new rows.
 
         Examples
         --------
-        >>> Statistics().looked_up(np.zeros(2, np.uint32), np.zeros(1, np.uint32))
+        >>> Statistics().looked_up(np.zeros(2, np.uint32), np.zeros(1, np.uint32), 0, 1)
         """
-        self._last = tables, unique_tables
-        self._look_ups += 1
+        self._last = tables, unique_tables, first, stop
+
+    def forget_look_up(self) -> None:
+        """Forget what was noted.
+
+        Examples
+        --------
+        >>> Statistics().forget_look_up()
+        """
+        nothing = np.empty(0, np.uint32)
+        self._last = nothing, nothing, 0, 0
 
     def recount(self) -> None:
-        """Count all rows anew the next time: some were deleted.
+        """Count all rows anew the next time: some were deleted, and others have their numbers.
 
         Examples
         --------
         >>> Statistics().recount()
         """
         self._ids, self._counted = np.zeros(0, np.int64), 0
-        self._before = np.zeros(0, np.int64)
-
-    def forget_look_ups(self) -> None:
-        """Forget what was noted.
-
-        Examples
-        --------
-        >>> Statistics().forget_look_ups()
-        """
-        self._last, self._look_ups = None, 0
+        self.forget_look_up()
 
     def report(self, store: Store, num_tables: int) -> dict[str, np.ndarray]:
-        """Return arrays with one value a table; `inserted` is since the last report.
+        """Return arrays with one value a table.
 
         Returns
         -------
@@ -78,22 +77,19 @@ class Statistics:
         def count(tables: Any) -> np.ndarray:
             return np.bincount(arrays.to_host(tables), minlength=num_tables)
 
-        self._ids, self._before = (
-            np.pad(a, (0, num_tables - len(a))) for a in (self._ids, self._before)
-        )
+        self._ids = np.pad(self._ids, (0, num_tables - len(self._ids)))
         while self._counted < len(store):
             stop = min(self._counted + _ROWS, len(store))
             self._ids = self._ids + count(store.keys(self._counted, stop)[0])
             self._counted = stop
-        keys, unique = map(count, self._last or (np.empty(0, np.uint32),) * 2)
+        tables, unique_tables, first, stop = self._last
+        keys = count(tables)
         with np.errstate(invalid="ignore"):
-            ratio = unique / keys
-        report = {
+            ratio = count(unique_tables) / keys
+        return {
             "ids": self._ids,
             "bytes": np.rint(self._ids * (store.nbytes / max(len(store), 1))).astype(np.int64),
             "load": np.full(num_tables, store.load),
             "unique_ratio": ratio,
-            "inserted": (self._ids - self._before) / max(self._look_ups, 1),
+            "inserted": count(store.keys(first, stop)[0]),
         }
-        self._before, self._look_ups = self._ids, 0
-        return report

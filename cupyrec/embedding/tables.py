@@ -106,7 +106,7 @@ class Tables:
         dict
             ``ids``; ``bytes`` of rows and keys; ``load`` of the table of slots that its keys share;
             ``unique_ratio``, unique ids over ids of the last look-up in training, NaN where it had
-            none; ``inserted``, new ids a look-up in training since the last call.
+            none; ``inserted``, its new ids.
 
         Examples
         --------
