@@ -108,7 +108,8 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     add("--epochs", type=_positive, metavar="N")
     add("--batch-size", type=_positive, metavar="B")
     add("--lr", type=float, metavar="X")
-    add("--optimizer", metavar="O", help="sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl")
+    names = "sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl"
+    add("--optimizer", metavar="O", help=names)
     add("--embedding-dim", type=_positive, metavar="D")
 
 

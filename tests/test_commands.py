@@ -67,53 +67,6 @@ def test_defaults_train_without_config_valid_test_or_out(logs, capsys, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-OPTIMIZERS = ["sgd", "rowwise_adagrad", "adamw", "catch_up_adam", "ftrl"]
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_trains_and_resumes_to_the_same_bits(name, logs, tmp_path):
-    more = ["--optimizer", name, "--set", "optimizer.weight_decay=0.01"]
-    more += ["--set", "optimizer.momentum=0.5"] if name == "sgd" else []
-    more += ["--set", "model.embedding_dtype=bfloat16"] if name == "adamw" else []
-    assert trial.train(logs, tmp_path / "whole", *more, "--epochs", 2) == 0
-    assert trial.train(logs, tmp_path / "parts", *more, "--epochs", 1) == 0
-    again = [*logs, "--resume", tmp_path / "parts", "--epochs", 2]
-    assert trial.command("train", *again) == 0
-    whole, parts = (trial.files(tmp_path / run / "last") for run in ("whole", "parts"))
-    del whole["manifest.json"], parts["manifest.json"]
-    assert whole == parts
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["schedule=cosine", "decay_steps=20", "warmup_steps=3"],
-        ["schedule=step", "decay_steps=5", "decay_factor=0.5"],
-        ["schedule=plateau", "decay_factor=0.5"],
-    ],
-)
-def test_schedules(settings, logs, tmp_path):
-    more = [word for setting in settings for word in ("--set", f"optimizer.{setting}")]
-    more += ["--set", "training.eval_every=3"]
-    assert trial.train(logs, tmp_path / "whole", *more, "--epochs", 2) == 0
-    assert trial.train(logs, tmp_path / "parts", *more, "--epochs", 1) == 0
-    assert trial.command("train", *logs, "--resume", tmp_path / "parts", "--epochs", 2) == 0
-    whole, parts = (checkpoint.read_manifest(tmp_path / run / "last") for run in ("whole", "parts"))
-    assert whole["files"] == parts["files"]
-    assert whole["optimizer"] == parts["optimizer"]
-    rates = [line["lr"] for line in trial.steps(tmp_path / "whole") if "lr" in line]
-    assert len(set(rates)) > 1 or "plateau" in settings[0]
-
-
-def test_metrics_tell_of_tables(logs, tmp_path):
-    assert trial.train(logs, tmp_path / "run") == 0
-    (line,) = [line for line in trial.steps(tmp_path / "run") if "tables" in line]
-    (told,) = line["tables"].values()
-    assert told.keys() == {"ids", "bytes", "load", "unique_ratio", "inserted"}
-    assert {len(values) for values in told.values()} == {3}
-    assert sum(told["ids"]) == count_ids(logs)
-
-
 def test_same_seed_same_bits_whatever_the_threads(logs, tmp_path):
     more = "--set", "model.dropout=0.2", "--batch-size", 256, "--epochs", 3
     before = cpu.num_threads()
