@@ -176,9 +176,9 @@ class MemoryStore(Store):
     ) -> None:
         """Write new rows from number `first` on, into new chunks where the old ones are full."""
         xp, n, size = self.xp, len(vectors), 1 << self._memory.k
-        known = len(self._chunks)
+        known, empty = len(self._chunks), arrays.pages if xp is np else xp.empty
         while len(self._chunks) * size < first + n:
-            self._chunks.append(xp.empty((size, self._memory.stride), np.float32))
+            self._chunks.append(empty((size, self._memory.stride), np.float32))
         if len(self._chunks) > known:
             self._locate(known)
         lines = n if states else 1  # one line is every row's
@@ -198,7 +198,7 @@ class MemoryStore(Store):
 
         They get a new array: launches that are still to run have the old one.
         """
-        addresses = np.array([_address(chunk) for chunk in self._chunks[first:]], np.uint64)
+        addresses = np.array([arrays.address(c) for c in self._chunks[first:]], np.uint64)
         known = self._memory.chunks[:first]
         chunks = self.xp.concatenate([known, arrays.copy_to(self.xp, addresses)])
         self._memory = self._memory._replace(chunks=chunks)
@@ -206,12 +206,6 @@ class MemoryStore(Store):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._locate(0)  # a copy's chunks lie elsewhere
-
-
-def _address(chunk: Any) -> int:
-    if isinstance(chunk, np.ndarray):
-        return chunk.ctypes.data
-    return chunk.__cuda_array_interface__["data"][0]
 
 
 def _on_host(rows: Rows) -> Rows:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyrec import arrays
 from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group
 
@@ -109,9 +110,9 @@ class ParameterGroup:
         []
         """
         starts = zip(self._starts, self.parameters, strict=True)
-        first = _address(self.data)
+        first = arrays.address(self.data)
         # Addresses, since neither identity nor `base` says what a copy of a model shares.
-        return [p.shape for i, p in starts if p.size and _address(p.data) != first + 4 * i]
+        return [p.shape for i, p in starts if p.size and arrays.address(p.data) != first + 4 * i]
 
     def collect(self) -> None:
         """See that every gradient stands in the flat buffer, with that of `l2`.
@@ -136,9 +137,3 @@ class ParameterGroup:
 
 def _listed(params: Any) -> list[Any]:
     return [params] if isinstance(params, (Tensor, Group)) else list(params)
-
-
-def _address(array: Any) -> int:
-    """Of the first element."""
-    told = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return told["data"][0]
