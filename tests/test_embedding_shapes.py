@@ -226,6 +226,30 @@ def test_sequences_are_padded_and_keep_their_last_ids(device, case):
     assert same.shape == out.shape
 
 
+def test_training_has_the_same_bits_in_every_order_of_threads(xp):
+    """Look-ups, bags of all kinds and updates of several steps, under 5 seeds of the scheduler."""
+    generator = np.random.default_rng(3)
+    batches = [ragged(random_bags(generator, 9, 3, 6)) for _ in range(2)]
+
+    def call():
+        held = []
+        for pooling in ("sum", "mean"):
+            embedding = nn.MultiTableEmbedding(3, 4, pooling=pooling, padding_idx=PAD, seed=5)
+            optimizer = optim.Adagrad(embedding.to(arrays.name(xp)).parameters(), 0.5)
+            for ids, offsets in batches:
+                given = [xp.asarray(ids), xp.asarray(offsets)]
+                weights = cupyrec.Tensor(xp.asarray(oracle.normals(len(ids))), requires_grad=True)
+                out = embedding(*given, *([weights] if pooling == "sum" else []))
+                out.backward(xp.asarray(oracle.normals(out.shape, seed=1)))
+                optimizer.step()
+                held += [out.data, weights.grad] if pooling == "sum" else [out.data]
+            rows = embedding.group.store.export_rows(0, len(embedding.group.store))
+            held += [rows.ids, rows.vectors, rows.states["sum"]]
+        return [arrays.to_host(a) for a in held]
+
+    oracle.check_thread_order(xp, call)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_thousand_tables_and_wide_ones(device):
     count = 1000 if device == "cpu" else 8

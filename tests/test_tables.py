@@ -153,6 +153,18 @@ def test_what_is_refused_changes_nothing(call, error, text):
     assert tables.digest() == before
 
 
+def test_it_prints_an_account_of_its_tables():
+    embedding = nn.MultiTableEmbedding(14, [2, 3] * 7)
+    embedding(np.ones((4, 14), np.int64))
+    first, head, *lines, rest = repr(embedding).splitlines()
+    assert first == "MultiTableEmbedding(tables=14, fields=14)"
+    assert head.split() == ["table", "width", "ids", "bytes", "load", "unique", "inserted"]
+    assert len(lines) == 12
+    told = lines[1].split()
+    assert (told[:3], told[5:]) == (["1", "3", "1"], ["0.25", "1"])
+    assert rest.strip() == "... and 2 more"
+
+
 def test_one_group_of_all_tables():
     text = "MultiTableEmbedding.group: tables must have one width, got [4, 2]."
     with pytest.raises(ValueError, match=oracle.sentence(text)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from cupyrec.embedding.initializers import Initializer, InitialVectors, Uniform
 __all__ = ["Tables", "widened"]
 
 _NAME, _MOST = "MultiTableEmbedding", 4096  # columns
+_LINES = 12
 
 
 class Tables:
@@ -125,6 +127,30 @@ class Tables:
             key: np.array([reports[width][key][t] for t, width in enumerate(self.widths)])
             for key in next(iter(reports.values()))
         }
+
+    def accounts(self) -> str:
+        """Return `statistics` as text, a line a table, of which there are at most 12.
+
+        Examples
+        --------
+        >>> from cupyrec import nn
+        >>> embedding = nn.MultiTableEmbedding(num_tables=2, embedding_dim=4)
+        >>> _ = embedding(np.array([[1, 1], [1, 2]]))
+        >>> print(embedding.accounts())  # doctest: +ELLIPSIS
+         table   width         ids       bytes   load  unique    inserted
+             0       4           1         ...  0.0...   0.50           1
+             1       4           2         ...  0.0...   1.00           2
+        """
+        told = self.statistics()
+        rows = zip(range(self.num_tables), self.widths, *told.values(), strict=True)
+        lines = [
+            f"{table:6} {width:7} {ids:11} {nbytes:11} {load:6.2f} {unique:7.2f} {inserted:11}"
+            for table, width, ids, nbytes, load, unique, inserted in itertools.islice(rows, _LINES)
+        ]
+        if self.num_tables > _LINES:
+            lines.append(f"   ... and {self.num_tables - _LINES} more")
+        heads = "table", "width", "ids", "bytes", "load", "unique", "inserted"
+        return "\n".join(["{:>6} {:>7} {:>11} {:>11} {:>6} {:>7} {:>11}".format(*heads), *lines])
 
     def _table(self, where: str, table: int) -> Group:
         if not 0 <= table < self.num_tables:

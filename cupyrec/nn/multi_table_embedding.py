@@ -147,8 +147,7 @@ class MultiTableEmbedding(Tables, Module):
             self.max_length = errors.positive(_NAME, "max_length", max_length)
 
     def __repr__(self) -> str:
-        groups = ", ".join(map(repr, self.groups.values()))
-        return f"{_NAME}(tables={self.num_tables}, fields={len(self.fields)}, {groups})"
+        return f"{_NAME}(tables={self.num_tables}, fields={len(self.fields)})\n{self.accounts()}"
 
     def forward(self, ids: Any, offsets: Any = None, weights: Any = None) -> Any:
         """Look ids up.
