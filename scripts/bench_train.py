@@ -103,11 +103,10 @@ class Concatenation(nn.Module):
 
     def __init__(self, case: dict) -> None:
         self.embedding = nn.MultiTableEmbedding(case["tables"], case["width"])
-        width = case["tables"] * case["width"]
-        self.top = nn.FusedMLP(width, case["top"], 1, skip_final_activation=True)
+        self.top = nn.EmbeddingMLP(self.embedding, case["top"], 1, skip_final_activation=True)
 
     def forward(self, dense, ids):
-        return self.top(self.embedding(ids).reshape(len(ids), -1))
+        return self.top(ids)
 
 
 def dlrm(case: dict) -> nn.Module:

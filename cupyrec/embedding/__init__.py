@@ -1,6 +1,6 @@
 """Embedding tables keyed by raw 64-bit ids."""
 
-from cupyrec.embedding.group import Group, LookUp, RowGradients
+from cupyrec.embedding.group import Group, LookUp
 from cupyrec.embedding.initializers import (
     Constant,
     Initializer,
@@ -11,6 +11,7 @@ from cupyrec.embedding.initializers import (
     Xavier,
 )
 from cupyrec.embedding.memory_store import MemoryStore
+from cupyrec.embedding.row_gradients import RowGradients
 from cupyrec.embedding.store import Rows, StatePart, Store
 from cupyrec.embedding.tables import Tables, widened
 from cupyrec.embedding.transfer import digest, export_rows, exported, import_vectors

@@ -11,6 +11,7 @@ import numpy as np
 from cupyrec import arrays
 from cupyrec.embedding.initializers import InitialVectors
 from cupyrec.embedding.memory_store import MemoryStore
+from cupyrec.embedding.row_gradients import RowGradients, summed
 from cupyrec.embedding.statistics import Statistics
 from cupyrec.embedding.store import StatePart
 from cupyrec.ops.adam_history import AdamHistory
@@ -28,7 +29,7 @@ from cupyrec.ops.segment_sum import segment_sum
 from cupyrec.ops.stochastic_rounding import round_rows
 from cupyrec.ops.unique_keys import UniqueKeys, unique_keys
 
-__all__ = ["Group", "LookUp", "RowGradients"]
+__all__ = ["Group", "LookUp"]
 
 _VALUES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 
@@ -51,23 +52,6 @@ class LookUp(NamedTuple):
     inverse: Any
     rows: Any
     unseen: Any
-
-
-class RowGradients(NamedTuple):
-    """A step's gradients of rows, each row once.
-
-    Attributes
-    ----------
-    rows : (U,) array of int64
-    values : (U, D) array of float32
-    tables : (U,) array of uint32
-    ids : (U,) array of int64
-    """
-
-    rows: Any
-    values: Any
-    tables: Any
-    ids: Any
 
 
 class Group:
@@ -305,6 +289,34 @@ class Group:
         """
         keys = look_up.keys
         values = segment_sum(gradient, keys.offsets, keys.positions, index=index, weights=weights)
+        self.add_unique_gradient(look_up, values)
+
+    def unique_vectors(self, look_up: LookUp) -> Any:
+        """Return the vector of each unique key, (U, D) float32.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Constant
+        >>> group = Group(InitialVectors(2, Constant(3.0), seed=1))
+        >>> look_up = group.look_up(np.zeros(2, np.uint32), np.array([5, 5]), insert=True)
+        >>> group.unique_vectors(look_up)
+        array([[3., 3.]], dtype=float32)
+        """
+        return self.vectors(look_up._replace(inverse=self.xp.arange(look_up.rows.size)))
+
+    def add_unique_gradient(self, look_up: LookUp, values: Any) -> None:
+        """Add a gradient (U, D) of a look-up's unique keys to this step's.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Uniform
+        >>> group = Group(InitialVectors(2, Uniform(), seed=1))
+        >>> look_up = group.look_up(np.zeros(2, np.uint32), np.array([5, 5]), insert=True)
+        >>> group.add_unique_gradient(look_up, np.ones((1, 2), np.float32))
+        >>> group.gradients().values
+        array([[1., 1.]], dtype=float32)
+        """
+        keys = look_up.keys
         self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids))
 
     def gradients(self, l2: float = 0.0) -> RowGradients:
@@ -319,20 +331,7 @@ class Group:
         --------
         See `add_gradient`.
         """
-        xp = self.xp
-        if not self._pending:
-            self._pending = [
-                RowGradients(
-                    xp.empty(0, np.int64), xp.empty((0, self.width), np.float32),
-                    xp.empty(0, np.uint32), xp.empty(0, np.int64),
-                )
-            ]  # fmt: skip
-        if len(self._pending) > 1:  # several look-ups in one step: one gradient a row
-            rows, values, tables, ids = map(xp.concatenate, zip(*self._pending, strict=True))
-            keys = unique_keys(tables, ids)
-            first = keys.positions[keys.offsets[:-1]]
-            values = segment_sum(values, keys.offsets, keys.positions)
-            self._pending = [RowGradients(rows[first], values, keys.tables, keys.ids)]
+        self._pending = [summed(self.xp, self.width, self._pending)]
         return self._of_all_rows(self._pending[0], l2) if self.dense_updates else self._pending[0]
 
     def _of_all_rows(self, gradients: RowGradients, l2: float) -> RowGradients:

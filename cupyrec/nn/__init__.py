@@ -1,8 +1,11 @@
 """Layers to build models of."""
 
+from cupyrec.nn.embedding_mlp import EmbeddingMLP
 from cupyrec.nn.interaction import FusedDotInteraction
 from cupyrec.nn.mlp import FusedMLP
 from cupyrec.nn.module import Module, Parameter
 from cupyrec.nn.multi_table_embedding import MultiTableEmbedding
 
-__all__ = ["FusedDotInteraction", "FusedMLP", "Module", "MultiTableEmbedding", "Parameter"]
+__all__ = [
+    "EmbeddingMLP", "FusedDotInteraction", "FusedMLP", "Module", "MultiTableEmbedding", "Parameter",
+]  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 from cupyrec import errors, random
 from cupyrec.nn.module import Module, Parameter
 from cupyrec.ops.fused_mlp import fused_mlp
-from cupyrec.ops.relu_dropout import Dropout
+from cupyrec.ops.relu_dropout import Dropout, relu_dropout
 
 __all__ = ["FusedMLP"]
 
@@ -85,12 +85,34 @@ class FusedMLP(Module):
                 values = generator.uniform(-bound, bound, shape)
                 array.append(Parameter(values.astype(np.float32)))
 
-    def forward(self, x: Any) -> Any:
-        dropouts = [
+    def _dropouts(self) -> list[Dropout]:
+        return [
             Dropout(rate if self.training else 0.0, self.dropout_seed, random.step(), layer)
             for layer, rate in enumerate(self.dropout_rates)
         ]
+
+    def forward(self, x: Any) -> Any:
         return fused_mlp(
             x, self.weights, self.biases,
-            dropouts=dropouts, linear_output=self.skip_final_activation, tf32=self.tf32,
+            dropouts=self._dropouts(), linear_output=self.skip_final_activation, tf32=self.tf32,
+        )  # fmt: skip
+
+    def after_first(self, products: Any) -> Any:
+        """Return the output, given the first layer's products x W^T (B, N), bias not added yet.
+
+        Examples
+        --------
+        >>> mlp, x = FusedMLP(3, [4], 2), np.ones((1, 3), np.float32)
+        >>> bool(np.allclose(mlp.after_first(x @ mlp.weights[0].data.T).data, mlp(x).data))
+        True
+        """
+        dropouts = self._dropouts()
+        if len(self.weights) == 1 and self.skip_final_activation:
+            return products + self.biases[0]
+        y, _ = relu_dropout(products, self.biases[0], dropouts[0])
+        if len(self.weights) == 1:
+            return y
+        return fused_mlp(
+            y, self.weights[1:], self.biases[1:],
+            dropouts=dropouts[1:], linear_output=self.skip_final_activation, tf32=self.tf32,
         )  # fmt: skip

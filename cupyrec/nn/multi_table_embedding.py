@@ -192,6 +192,26 @@ class MultiTableEmbedding(Tables, Module):
         weights = None if weights is None else reshape(weights, -1)
         return self._pooled(xp, ids.reshape(-1), xp.arange(bags + 1) * length, weights)
 
+    def look_up_by_field(self, ids: Any) -> LookUp:
+        """Find the rows of ids (B, F); keys are numbered field after field, key f * B + b.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `forward`.
+
+        Examples
+        --------
+        >>> embedding = MultiTableEmbedding(num_tables=2, embedding_dim=4)
+        >>> embedding.look_up_by_field(np.array([[7, 7], [8, 7]])).inverse
+        array([0, 1, 2, 2])
+        """
+        xp = self.module(ids)
+        ids = widened(xp, ids)
+        errors.axes(_NAME, ids=(ids, f"B {len(self.fields)}"))
+        tables = arrays.copy_to(xp, np.repeat(self.fields, len(ids)))
+        return self.group.look_up(tables, xp.ascontiguousarray(ids.T).reshape(-1), self.training)
+
     def _check_weights(self, ids: Any, weights: Any) -> None:
         if self.pooling != "sum":
             raise ValueError(

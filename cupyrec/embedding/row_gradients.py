@@ -1,0 +1,67 @@
+"""The gradients of rows in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupyrec.ops.segment_sum import segment_sum
+from cupyrec.ops.unique_keys import unique_keys
+
+__all__ = ["RowGradients", "summed"]
+
+
+class RowGradients(NamedTuple):
+    """Gradients of rows, each row once.
+
+    Attributes
+    ----------
+    rows : (U,) array of int64
+    values : (U, D) array of float32
+    tables : (U,) array of uint32
+    ids : (U,) array of int64
+        The rows' keys.
+
+    Examples
+    --------
+    See `summed`.
+    """
+
+    rows: Any
+    values: Any
+    tables: Any
+    ids: Any
+
+
+def summed(xp: ModuleType, width: int, parts: Sequence[RowGradients]) -> RowGradients:
+    """Return the sum of the gradients of several look-ups, each row once again.
+
+    Parameters
+    ----------
+    xp : module
+        Array module of the parts.
+    width : int
+        D.
+    parts : sequence of RowGradients
+
+    Examples
+    --------
+    >>> key = np.zeros(1, np.uint32), np.array([7])
+    >>> part = RowGradients(np.array([3]), np.ones((1, 2), np.float32), *key)
+    >>> total = summed(np, 2, [part, part])
+    >>> total.rows, total.values
+    (array([3]), array([[2., 2.]], dtype=float32))
+    """
+    if not parts:
+        rows, values = xp.empty(0, np.int64), xp.empty((0, width), np.float32)
+        return RowGradients(rows, values, xp.empty(0, np.uint32), xp.empty(0, np.int64))
+    if len(parts) == 1:
+        return parts[0]
+    rows, values, tables, ids = map(xp.concatenate, zip(*parts, strict=True))
+    keys = unique_keys(tables, ids)
+    first = keys.positions[keys.offsets[:-1]]
+    values = segment_sum(values, keys.offsets, keys.positions)
+    return RowGradients(rows[first], values, keys.tables, keys.ids)
