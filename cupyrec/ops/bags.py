@@ -21,8 +21,9 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
-from cupyrec.ops.embedding_rows import RowMemory, scratch, value_vector
+from cupyrec.ops.embedding_rows import RowMemory, scratch, value_addresses, value_vector
 from cupyrec.ops.row_memory import check_room
+from cupyrec.ops.vector_sums import AHEAD, add_vectors, ask_for
 
 __all__ = [
     "bag_numbers", "check_offsets", "mean_gradient", "pad_bags", "pool_rows", "weight_gradient",
@@ -34,33 +35,42 @@ _THREADS = 256  # a block of the kernels
 
 @cpu.exact_loop
 def _pool_cpu(memory, rows, inverse, unseen, offsets, weights, mean, scratch, out):
-    """One block of bags."""
+    """One block of bags, with the values and weights of these; `weights` is overwritten."""
     width = out.shape[1]
+    addresses = value_addresses(memory, rows, inverse, unseen, scratch)
     for m in range(out.shape[0]):
-        count = 0
+        first = stop = offsets[m] - offsets[0]
+        for i in range(first, offsets[m + 1] - offsets[0]):
+            if addresses[i] != 0:  # no padding
+                addresses[stop] = addresses[i]
+                if weights is not None:
+                    weights[stop] = weights[i]
+                stop += 1
         for d in range(width):
             out[m, d] = np.float32(0)
-        for i in range(offsets[m], offsets[m + 1]):
-            if inverse[i] < 0:
-                continue
-            count += 1
-            vector = value_vector(memory, rows[inverse[i]], unseen, width, scratch)
-            weight = np.float32(1) if weights is None else weights[i]
+        if scratch is None:
+            add_vectors(addresses, weights, first, stop, out[m])
+        else:
+            for i in range(first, stop):
+                vector = value_vector(memory, addresses[i], width, scratch)
+                weight = np.float32(1) if weights is None else weights[i]
+                for d in range(width):
+                    out[m, d] += weight * vector[d]
+        if mean and stop > first:
             for d in range(width):
-                out[m, d] += weight * vector[d]
-        if mean and count:
-            for d in range(width):
-                out[m, d] /= np.float32(count)
+                out[m, d] /= np.float32(stop - first)
 
 
 @cpu.loop
 def _weight_gradient_cpu(memory, rows, inverse, unseen, bags, grad, scratch, out):
     """One block of values."""
     width = grad.shape[1]
+    addresses = value_addresses(memory, rows, inverse, unseen, scratch)
     for i in range(out.size):
+        ask_for(addresses[i + AHEAD], width)
         product = np.float32(0)
-        if inverse[i] >= 0:
-            vector = value_vector(memory, rows[inverse[i]], unseen, width, scratch)
+        if addresses[i] != 0:
+            vector = value_vector(memory, addresses[i], width, scratch)
             for d in range(width):
                 product += vector[d] * grad[bags[i], d]
         out[i] = product
@@ -303,10 +313,14 @@ def pool_rows(
             macros=macros, M=len(out), lanes=macros["LANES"],
         )  # fmt: skip
         return
+    unseen = np.ascontiguousarray(unseen)
 
     def block(i: int, j: int) -> None:
-        here, wide = offsets[i : j + 1], scratch(memory, out.shape[1])
-        _pool_cpu(memory, rows, inverse, unseen, here, weights, mean, wide, out[i:j])
+        values, wide = slice(offsets[i], offsets[j]), scratch(memory, out.shape[1])
+        own = None if weights is None else weights[values].copy()
+        _pool_cpu(
+            memory, rows, inverse[values], unseen, offsets[i : j + 1], own, mean, wide, out[i:j]
+        )
 
     cpu.parallel(block, len(out), _BAGS)
 
@@ -353,7 +367,7 @@ def weight_gradient(
         macros = _macros(memory, grad, arguments[2])
         _weight_gradient(*memory[:3], *arguments, grad, out, len(out), macros=macros, N=len(out))
         return out
-    out = arrays.empty(len(inverse), np.float32)
+    out, unseen = arrays.empty(len(inverse), np.float32), np.ascontiguousarray(unseen)
 
     def block(i: int, j: int) -> None:
         wide = scratch(memory, grad.shape[1])

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numba import carray
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
@@ -26,6 +27,7 @@ from cupyrec.ops.row_memory import (
     read_vector,
     rounding_arguments,
     rounding_block,
+    row_address,
     row_at,
     row_of,
     scratch,
@@ -34,36 +36,63 @@ from cupyrec.ops.row_memory import (
     write_vector,
 )  # fmt: skip
 from cupyrec.ops.stochastic_rounding import BFLOAT16, FLOAT16, FLOAT32
+from cupyrec.ops.vector_sums import AHEAD, ask_for, vector_at
 
 __all__ = [
     "BFLOAT16", "FLOAT16", "FLOAT32", "Rounding", "RowMemory", "check_rows", "gather_rows",
     "read_vector", "row_at", "row_kernel", "row_of", "scratch", "state_at", "update_rows",
-    "update_rows_cpu", "value_vector", "vector_words", "write_rows", "write_vector",
+    "update_rows_cpu", "value_addresses", "value_vector", "vector_words", "write_rows",
+    "write_vector",
 ]  # fmt: skip
 
 _ROWS = 512  # rows a block of a CPU loop
 _WARPS = 8  # a block of a kernel
+_0, _1 = np.uint64(0), np.uint64(1)
 
 
 @cpu.exact_loop
-def value_vector(memory, row, unseen, width, scratch) -> np.ndarray:
-    """Vector number -1 - row of `unseen` where that is one, else what `read_vector` gives."""
-    if row < 0:
-        return unseen[-1 - row]
-    return read_vector(memory, row_at(memory, row), width, scratch)
+def value_addresses(memory, rows, inverse, unseen, scratch) -> np.ndarray:
+    """Address of the vector of each value, 0 for padding, then AHEAD zeros.
+
+    That of a vector of `unseen`, which is contiguous, is made odd where rows are of 16 bits.
+    """
+    width = unseen.shape[1]
+    start = np.uint64(unseen.ctypes.data) + (_0 if scratch is None else _1)
+    addresses = np.zeros(inverse.size + AHEAD, np.uint64)
+    for i in range(inverse.size):
+        if inverse[i] >= 0:
+            row = rows[inverse[i]]
+            if row >= 0:
+                addresses[i] = row_address(memory, row)
+            else:
+                addresses[i] = start + np.uint64((-1 - row) * width * 4)
+    return addresses
+
+
+@cpu.exact_loop
+def value_vector(memory, address, width, scratch) -> np.ndarray:
+    """The vector at an address of `value_addresses`, in `scratch` if it had to be widened."""
+    if scratch is None:
+        return vector_at(address, width)
+    if address & _1:
+        return vector_at(address - _1, width)
+    words = carray(cpu.pointer(address), (memory.stride,), np.float32)
+    return read_vector(memory, words, width, scratch)
 
 
 @cpu.exact_loop
 def _gather_cpu(memory, rows, inverse, unseen, scratch, out):
     width = out.shape[1]
+    addresses = value_addresses(memory, rows, inverse, unseen, scratch)
     for i in range(inverse.size):
-        if inverse[i] < 0:
+        ask_for(addresses[i + AHEAD], width)
+        if addresses[i] == 0:
             for d in range(width):
                 out[i, d] = np.float32(0)
-            continue
-        vector = value_vector(memory, rows[inverse[i]], unseen, width, scratch)
-        for d in range(width):
-            out[i, d] = vector[d]
+        else:
+            vector = value_vector(memory, addresses[i], width, scratch)
+            for d in range(width):
+                out[i, d] = vector[d]
 
 
 @cpu.exact_loop
@@ -280,6 +309,7 @@ def gather_rows(memory: RowMemory, rows: Any, inverse: Any, unseen: Any, out: An
             N=count, tile=tile,
         )  # fmt: skip
         return
+    unseen = np.ascontiguousarray(unseen)
 
     def block(i: int, j: int) -> None:
         _gather_cpu(memory, rows, inverse[i:j], unseen, scratch(memory, out.shape[1]), out[i:j])

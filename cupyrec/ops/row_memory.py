@@ -19,14 +19,15 @@ from numba import carray
 
 from cupyrec import cpu, errors
 from cupyrec.ops.stochastic_rounding import FLOAT32, check_counters, round_vector, widen_vector
+from cupyrec.ops.vector_sums import ask_for
 
 __all__ = [
     "Rounding", "RowMemory", "check_room", "check_rounding", "read_vector", "rounding_arguments",
-    "rounding_block", "row_at", "row_of", "scratch", "state_at", "vector_words", "write_vector",
+    "rounding_block", "row_address", "row_at", "row_of", "scratch", "state_at", "vector_words",
+    "write_vector",
 ]  # fmt: skip
 
 _AHEAD = 4  # rows
-_ASKED = 1024  # bytes of a row; the processor goes on by itself
 
 
 class RowMemory(NamedTuple):
@@ -108,7 +109,8 @@ def scratch(memory: RowMemory, width: int) -> np.ndarray | None:
 
 
 @cpu.exact_loop
-def _address(memory, row):
+def row_address(memory, row) -> int:
+    """Address of row number `row`, as uint64."""
     at = (row & ((1 << memory.k) - 1)) * memory.stride * 4
     return memory.chunks[row >> memory.k] + np.uint64(at)
 
@@ -116,7 +118,7 @@ def _address(memory, row):
 @cpu.exact_loop
 def row_at(memory, row) -> np.ndarray:
     """Row number `row`: its words, an array of `stride` float32."""
-    return carray(cpu.pointer(_address(memory, row)), (memory.stride,), np.float32)
+    return carray(cpu.pointer(row_address(memory, row)), (memory.stride,), np.float32)
 
 
 @cpu.exact_loop
@@ -127,9 +129,7 @@ def row_of(memory, rows, u) -> np.ndarray:
     and without it a loop like Adam's takes twice as long.
     """
     if u + _AHEAD < rows.size:
-        later = _address(memory, rows[u + _AHEAD])
-        for at in range(0, min(4 * memory.stride, _ASKED), 64):
-            cpu.prefetch(later + np.uint64(at))
+        ask_for(row_address(memory, rows[u + _AHEAD]), memory.stride)
     return row_at(memory, rows[u])
 
 

@@ -14,28 +14,28 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.ops.vector_sums import AHEAD, add_vectors
 
 __all__ = ["segment_sum"]
 
-_SEGMENTS = 256  # segments a block of the CPU loop
+_POSITIONS = 4096  # a block of the CPU loop has the segments that begin in so many
 _CHUNK = 32  # rows
 
 
 @cpu.exact_loop
 def _segment_sum_cpu(x, offsets, positions, index, weights, out):
-    """One block of segments."""
-    width = out.shape[1]
+    """One block of segments, with the positions of these."""
+    addresses, factors = np.zeros(positions.size + AHEAD, np.uint64), weights
+    if weights is not None:
+        factors = weights[positions]
+    for at in range(positions.size):
+        i = positions[at] if index is None else index[positions[at]]
+        addresses[at] = x.ctypes.data + 4 * i * x.shape[1]
     for u in range(out.shape[0]):
-        for at in range(offsets[u], offsets[u + 1]):
-            i = positions[at]
-            row = x[i] if index is None else x[index[i]]
-            weight = np.float32(1) if weights is None else weights[i]
-            if at == offsets[u]:
-                for d in range(width):
-                    out[u, d] = weight * row[d]
-            else:
-                for d in range(width):
-                    out[u, d] += weight * row[d]
+        first, stop = offsets[u] - offsets[0], offsets[u + 1] - offsets[0]
+        for d in range(out.shape[1]):
+            out[u, d] = -np.float32(0)  # to which a vector is added without changing its bits
+        add_vectors(addresses, factors, first, stop, out[u])
 
 
 _sum = Kernel(
@@ -119,9 +119,11 @@ def segment_sum(
     out = arrays.empty((len(offsets) - 1, x.shape[1]), x.dtype)
 
     def block(i: int, j: int) -> None:
-        _segment_sum_cpu(x, offsets[i : j + 1], positions, index, weights, out[i:j])
+        u, v = np.searchsorted(offsets[:-1], (i, j))
+        own = positions[offsets[u] : offsets[v]]
+        _segment_sum_cpu(x, offsets[u : v + 1], own, index, weights, out[u:v])
 
-    cpu.parallel(block, len(out), _SEGMENTS)
+    cpu.parallel(block, len(positions), _POSITIONS)
     return out
 
 

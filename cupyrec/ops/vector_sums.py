@@ -1,0 +1,62 @@
+"""Sums of vectors that lie here and there in memory, in CPU loops.
+
+A loop first notes the address of each vector of its block, then adds up: so memory is asked for a
+vector some turns ahead, and four are added at a time, in order, between a load and a store of their
+sum. Addresses rather than views of arrays, since views are counted, by atomics.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray
+
+from cupyrec import cpu
+
+__all__ = ["AHEAD", "add_vectors", "ask_for", "vector_at"]
+
+AHEAD = 16  # vectors; there must be so many addresses, of anything, behind those of a block
+_ASKED = 1024  # bytes of a vector or row; the processor goes on by itself
+
+
+@cpu.exact_loop
+def ask_for(address, words) -> None:
+    """Ask memory for the words from an address on, without waiting for them."""
+    for at in range(0, min(4 * words, _ASKED), 64):
+        cpu.prefetch(address + np.uint64(at))
+
+
+@cpu.exact_loop
+def vector_at(address, width) -> np.ndarray:
+    """The vector of `width` float32 at an address."""
+    return carray(cpu.pointer(address), (width,), np.float32)
+
+
+@cpu.exact_loop
+def add_vectors(addresses, weights, first, stop, sums) -> None:
+    """Add weights[i] * vector(i) to `sums`, for i = first .. stop - 1 in this order.
+
+    Parameters
+    ----------
+    addresses : (stop + AHEAD or more,) array of uint64
+    weights : (stop,) array of float32, or None
+    first, stop : int
+    sums : (D,) array of float32
+    """
+    width, i = sums.size, first
+    one = np.float32(1)
+    while i + 4 <= stop:
+        for j in range(i + AHEAD - 4, i + AHEAD):
+            ask_for(addresses[j], width)
+        a, b = vector_at(addresses[i], width), vector_at(addresses[i + 1], width)
+        c, d = vector_at(addresses[i + 2], width), vector_at(addresses[i + 3], width)
+        p, q = (one, one) if weights is None else (weights[i], weights[i + 1])
+        r, s = (one, one) if weights is None else (weights[i + 2], weights[i + 3])
+        for k in range(width):
+            sums[k] = sums[k] + p * a[k] + q * b[k] + r * c[k] + s * d[k]
+        i += 4
+    while i < stop:
+        ask_for(addresses[i + AHEAD - 4], width)
+        vector, weight = vector_at(addresses[i], width), one if weights is None else weights[i]
+        for k in range(width):
+            sums[k] += weight * vector[k]
+        i += 1
