@@ -114,22 +114,23 @@ def test_update_changes_the_rows_given(small_chunks):
     np.testing.assert_array_equal(after.vectors[rest], before.vectors[rest])
 
 
-def test_state_that_is_known_keeps_its_values(small_chunks):
+def test_set_state_starts_all_state_anew(small_chunks):
     store = MemoryStore(3)
     store.set_state(STATE)
     store.find_or_insert(np.zeros(9, np.uint32), np.arange(9), numbered(3))
     store.update(np.array([0]), lambda memory, rows: store._chunks[0][0, 3:6].fill(8))
     before = store.export_rows(0, 9)
-    memory = store._memory
-    store.set_state(STATE)
-    assert store._memory is memory  # nothing to do
-    store.set_state((StatePart("new", 5, 2.0), STATE[0]))
-    after = store.export_rows(0, 9)
-    assert list(after.states) == ["new", "sum"]
-    assert (after.states["new"] == 2).all()
-    np.testing.assert_array_equal(after.states["sum"], before.states["sum"])
-    np.testing.assert_array_equal(after.vectors, before.vectors)
-    np.testing.assert_array_equal(after.ids, before.ids)
+    assert (before.states["sum"][0] == 8).all()
+    for state in (STATE, (StatePart("new", 5, 2.0), StatePart("sum", 1, 0.5))):
+        store.set_state(state)
+        after = store.export_rows(0, 9)
+        assert list(after.states) == [part.name for part in state]
+        for part in state:
+            np.testing.assert_array_equal(
+                after.states[part.name], np.full((9, part.columns), part.initial)
+            )
+        np.testing.assert_array_equal(after.vectors, before.vectors)
+        np.testing.assert_array_equal(after.ids, before.ids)
     store.set_state(())
     assert store.export_rows(0, 9).states == {}
     np.testing.assert_array_equal(store.find(before.tables, before.ids), np.arange(9))

@@ -180,6 +180,26 @@ def test_an_id_seen_first_in_evaluation_has_right_state(kind, options):
     assert layers[0].digest() == layers[1].digest()
 
 
+@every_optimizer
+@pytest.mark.parametrize("former", [optim.Adagrad, optim.RowWiseAdagrad, optim.CatchUpAdam])
+def test_a_new_optimizer_starts_rows_anew_from_what_they_are(former, kind, options):
+    first, second = layer_of(), layer_of()
+    optimizer = former(first.parameters(), 0.05)
+    for ids, grad in list(batches())[:5]:
+        first(ids[:, None]).backward(grad[:, None])
+        optimizer.step()
+    exported = first.export_table(0)  # of rows that catch up, as they would now be
+    second.import_table(0, *exported)
+    for layer in (first, second):
+        optimizer = kind(layer.parameters(), 0.05, **options)
+        for now, then in zip(layer.export_table(0), exported, strict=True):
+            np.testing.assert_array_equal(now, then)
+        for ids, grad in list(batches())[5:8]:
+            layer(ids[:, None]).backward(grad[:, None])
+            optimizer.step()
+    assert first.digest() == second.digest()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bad_gradients_are_told_by_table_and_count_and_change_nothing(dtype):
     layer = nn.MultiTableEmbedding(3, 2, dtype=dtype)

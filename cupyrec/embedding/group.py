@@ -31,6 +31,7 @@ from cupyrec.ops.unique_keys import UniqueKeys, unique_keys
 
 __all__ = ["Group", "LookUp"]
 
+_ROWS = 1 << 16  # rows caught up at a time
 _VALUES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 
 
@@ -372,7 +373,10 @@ class Group:
             self.store.update(rows, lambda *at: rule(*at, values, rounding))
 
     def set_state(self, state: tuple[StatePart, ...], history: AdamHistory | None = None) -> None:
-        """Give rows the state that an optimizer needs, and one whose rows catch up its history.
+        """Give rows the state that a new optimizer starts from, and its history if they catch up.
+
+        What they owed to the former optimizer's steps they make up for first; gradients of the step
+        are forgotten.
 
         Examples
         --------
@@ -380,7 +384,11 @@ class Group:
         >>> group = Group(InitialVectors(2, Uniform(), seed=1))
         >>> group.set_state((StatePart("sum", 2, 0.0),))
         """
-        self.zero_grad()  # its row numbers may not outlive this
+        self.zero_grad()
+        if self.history is not None:
+            for first in range(0, len(self.store), _ROWS):
+                rows = self.xp.arange(first, min(first + _ROWS, len(self.store)))
+                self._catch_up(rows, *self.store.keys(first, first + rows.size))
         self.store.set_state(state)
         self.history = history
 

@@ -117,18 +117,18 @@ class MemoryStore(Store):
         return self._index.keys(first, stop)
 
     def set_state(self, state: tuple[StatePart, ...]) -> None:
-        if state != self.state:
-            self._rebuild(state, self.xp)
+        self._rebuild(state, self.xp, keep_state=False)
 
     def to(self, xp: ModuleType) -> None:
         if xp is not self.xp:
-            self._rebuild(self.state, xp)
+            self._rebuild(self.state, xp, keep_state=True)
 
-    def _rebuild(self, state: tuple[StatePart, ...], xp: ModuleType) -> None:
+    def _rebuild(self, state: tuple[StatePart, ...], xp: ModuleType, keep_state: bool) -> None:
         other = MemoryStore(self.width, xp, self.value)
         other._lay_out(state, xp)
         for first in range(0, len(self), _ROWS):
             rows = self._copies(first, min(first + _ROWS, len(self)))
+            rows = rows if keep_state else rows._replace(states={})
             other.import_rows(rows if xp is self.xp else _on_host(rows))
         vars(self).update(vars(other))
 

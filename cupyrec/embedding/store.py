@@ -66,8 +66,8 @@ class Store(ABC):
     """Rows of one group of tables: equal width, equal optimizer.
 
     Keys are (table uint32, id int64). Within one call each key and each row occurs once. Rows are
-    numbered from 0 without holes; a number is valid until the next `set_state` or `delete`. Keys,
-    rows and vectors are arrays of `xp`.
+    numbered from 0 without holes; a number is valid until the next `delete`. Keys, rows and vectors
+    are arrays of `xp`.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class Store(ABC):
 
     @abstractmethod
     def set_state(self, state: tuple[StatePart, ...]) -> None:
-        """Give every row this state; parts that it has already keep their values."""
+        """Give every row this state, at its initial values, in place of what it had."""
 
     @abstractmethod
     def to(self, xp: ModuleType) -> None:
