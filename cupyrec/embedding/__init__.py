@@ -1,6 +1,6 @@
 """Embedding tables keyed by raw 64-bit ids."""
 
-from cupyrec.embedding.group import Group, LookUp
+from cupyrec.embedding.group import Group
 from cupyrec.embedding.initializers import (
     Constant,
     Initializer,
@@ -10,6 +10,7 @@ from cupyrec.embedding.initializers import (
     Uniform,
     Xavier,
 )
+from cupyrec.embedding.look_up import LookUp
 from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.row_gradients import RowGradients
 from cupyrec.embedding.store import Rows, StatePart, Store

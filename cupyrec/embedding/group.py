@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cupyrec import arrays
 from cupyrec.embedding.initializers import InitialVectors
+from cupyrec.embedding.look_up import LookUp
 from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.row_gradients import RowGradients, summed
 from cupyrec.embedding.statistics import Statistics
@@ -27,32 +28,12 @@ from cupyrec.ops.embedding_rows import (
 )  # fmt: skip
 from cupyrec.ops.segment_sum import segment_sum
 from cupyrec.ops.stochastic_rounding import round_rows
-from cupyrec.ops.unique_keys import UniqueKeys, unique_keys
+from cupyrec.ops.unique_keys import unique_keys
 
-__all__ = ["Group", "LookUp"]
+__all__ = ["Group"]
 
 _ROWS = 1 << 16  # rows caught up at a time
 _VALUES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
-
-
-class LookUp(NamedTuple):
-    """Where the vectors of N keys are: the plan by which they come, and their gradients go back.
-
-    Attributes
-    ----------
-    keys : UniqueKeys
-        Of the keys that are not padding; `positions` number all N.
-    inverse : (N,) array of int64
-        Number of the unique key, -1 for padding.
-    rows : (U,) array of int64
-        Row of each unique key, or -1 - j for vector j of `unseen`.
-    unseen : (M, D) array of float32
-    """
-
-    keys: UniqueKeys
-    inverse: Any
-    rows: Any
-    unseen: Any
 
 
 class Group:
@@ -92,6 +73,7 @@ class Group:
         self.store = MemoryStore(initial.width, value=_VALUES[dtype])
         self.history: AdamHistory | None = None  # of an optimizer whose rows catch up
         self.statistics = Statistics()
+        self.numbering = 0  # goes up where rows get other numbers, or another device
         self._pending: list[RowGradients] = []
 
     xp = property(lambda self: self.store.xp, doc="Array module of the device it is on.")
@@ -172,7 +154,7 @@ class Group:
                 current = self.current_vectors(rows[known])
                 rows[known] = -1 - len(unseen) - xp.arange(known.size)
                 unseen = xp.concatenate([unseen, current])
-        return LookUp(keys, inverse, rows, unseen)
+        return LookUp(keys, inverse, rows, unseen, self.numbering)
 
     def _catch_up(self, rows: Any, tables: Any, ids: Any) -> None:
         """Let rows make up for the steps that they were not in."""
@@ -214,7 +196,7 @@ class Group:
         --------
         See the class.
         """
-        _, inverse, rows, unseen = look_up
+        _, inverse, rows, unseen, _ = look_up
         out = self._empty(inverse.size, self.width)
         self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, inverse, unseen, out))
         return out
@@ -232,7 +214,7 @@ class Group:
                [0., 0.]], dtype=float32)
         """
         out = self._empty(len(offsets) - 1, self.width)
-        _, inverse, rows, unseen = look_up
+        _, inverse, rows, unseen, _ = look_up
         self.store.read(
             rows,
             lambda memory, rows: pool_rows(
@@ -242,7 +224,7 @@ class Group:
         return out
 
     def weight_gradient(self, look_up: LookUp, bags: Any, gradient: Any) -> Any:
-        """Return the gradient (N,) of the weights of `pooled`; rows must not have moved since.
+        """Return the gradient (N,) of the weights of `pooled`; no step may lie between them.
 
         Parameters
         ----------
@@ -259,7 +241,8 @@ class Group:
         >>> group.weight_gradient(look_up, np.array([0]), np.ones((1, 2), np.float32))
         array([6.], dtype=float32)
         """
-        _, inverse, rows, unseen = look_up
+        self._check_numbering(look_up)
+        _, inverse, rows, unseen, _ = look_up
         return self.store.read(
             rows,
             lambda memory, rows: weight_gradient(memory, rows, inverse, unseen, bags, gradient),
@@ -317,8 +300,16 @@ class Group:
         >>> group.gradients().values
         array([[1., 1.]], dtype=float32)
         """
+        self._check_numbering(look_up)
         keys = look_up.keys
         self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids))
+
+    def _check_numbering(self, look_up: LookUp) -> None:
+        if look_up.numbering != self.numbering:
+            raise ValueError(
+                "MultiTableEmbedding: ids must not be deleted, imported, loaded or moved to "
+                "another device between a look-up and its backward pass, got such a look-up."
+            )
 
     def gradients(self, l2: float = 0.0) -> RowGradients:
         """Return this step's gradients: of the rows looked up, with `dense_updates` of all rows.
@@ -401,6 +392,8 @@ class Group:
         >>> Group(InitialVectors(2, Uniform(), seed=1)).to(np)
         """
         self.zero_grad()
+        if xp is not self.xp:
+            self.numbering += 1
         self.store.to(xp)
         self.initial = self.initial.to(xp)
         self.statistics.forget_look_up()
@@ -414,6 +407,7 @@ class Group:
         >>> Group(InitialVectors(2, Uniform(), seed=1)).clear()
         """
         self.zero_grad()
+        self.numbering += 1
         state = self.store.state
         self.store = MemoryStore(self.width, self.xp, self.store.value)
         self.store.set_state(state)
@@ -443,6 +437,7 @@ class Group:
         (1, 1)
         """
         self.zero_grad()
+        self.numbering += 1
         before = len(self.store)
         self.store.delete(tables, ids)
         self.statistics.recount()

@@ -1,0 +1,32 @@
+"""What a look-up finds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from cupyrec.ops.unique_keys import UniqueKeys
+
+__all__ = ["LookUp"]
+
+
+class LookUp(NamedTuple):
+    """Where the vectors of N keys are: the plan by which they come, and their gradients go back.
+
+    Attributes
+    ----------
+    keys : UniqueKeys
+        Of the keys that are not padding; `positions` number all N.
+    inverse : (N,) array of int64
+        Number of the unique key, -1 for padding.
+    rows : (U,) array of int64
+        Row of each unique key, or -1 - j for vector j of `unseen`.
+    unseen : (M, D) array of float32
+    numbering : int
+        The group's `numbering` when it was made.
+    """
+
+    keys: UniqueKeys
+    inverse: Any
+    rows: Any
+    unseen: Any
+    numbering: int

@@ -1,0 +1,42 @@
+import numpy as np
+import oracle
+import pytest
+
+from cupyrec import checkpoint, nn
+
+CHANGES = {
+    "delete": lambda layer, folder: layer.delete(0, np.array([1])),
+    "import": lambda layer, folder: layer.import_table(0, np.array([4]), np.ones((1, 2), "f")),
+    "load": lambda layer, folder: checkpoint.load(folder / "saved", layer),
+    "move": lambda layer, folder: layer.to("sim").to("cpu"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_look_up_is_void_once_rows_have_other_numbers(change, weighted, tmp_path):
+    layer = nn.MultiTableEmbedding(1, 2, pooling="sum")
+    checkpoint.save(tmp_path / "saved", layer)
+    weights = nn.Parameter(np.ones((2, 1, 2), np.float32)) if weighted else None
+    out = layer(np.array([[[1, 2]], [[3, 4]]]), weights=weights)
+    change(layer, tmp_path)
+    before = layer.digest()
+    text = (
+        "MultiTableEmbedding: ids must not be deleted, imported, loaded or moved to another device "
+        "between a look-up and its backward pass, got such a look-up."
+    )
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        out.sum().backward()
+    assert layer.group.gradients().rows.size == 0
+    assert layer.digest() == before
+
+
+def test_a_look_up_outlives_insertions_and_evaluation():
+    layer = nn.MultiTableEmbedding(1, 2)
+    out = layer(np.array([[1], [2]]))
+    layer(np.arange(3, 50_000)[:, None])
+    layer.eval()(np.array([[1], [-1]]))
+    out.backward(np.ones((2, 1, 2), np.float32))
+    gradients = layer.group.gradients()
+    assert gradients.rows.tolist() == [0, 1]
+    assert gradients.ids.tolist() == [1, 2]
