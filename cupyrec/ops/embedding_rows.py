@@ -45,7 +45,7 @@ __all__ = [
     "write_vector",
 ]  # fmt: skip
 
-_ROWS = 512  # rows a block of a CPU loop
+_ROWS = 1024  # rows a block of a CPU loop
 _WARPS = 8  # a block of a kernel
 _0, _1 = np.uint64(0), np.uint64(1)
 

@@ -118,8 +118,11 @@ def segment_sum(
         return out
     out = arrays.empty((len(offsets) - 1, x.shape[1]), x.dtype)
 
-    def block(i: int, j: int) -> None:
-        u, v = np.searchsorted(offsets[:-1], (i, j))
+    starts = np.arange(0, len(positions) + _POSITIONS, _POSITIONS)
+    borders = np.searchsorted(offsets[:-1], starts)
+
+    def block(i: int, _: int) -> None:
+        u, v = borders[i // _POSITIONS : i // _POSITIONS + 2]
         own = positions[offsets[u] : offsets[v]]
         _segment_sum_cpu(x, offsets[u : v + 1], own, index, weights, out[u:v])
 
