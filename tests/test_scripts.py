@@ -242,6 +242,17 @@ def test_bags_of_the_bench(embedding_bench):
     assert data["values"].max() < 20
 
 
+def test_our_step_on_bags_of_the_bench(embedding_bench):
+    ours = embedding_bench["OurBags"](FEW_BAGS, embedding_bench["ragged"](FEW_BAGS))
+    table = ours.embedding.group.store
+    before = table.export_rows(0, len(table)).vectors
+    assert len(before) == FEW_BAGS["tables"] * FEW_BAGS["ids"]  # as many rows as the peer has
+    ours()
+    moved = (before - table.export_rows(0, len(table)).vectors) / FEW_BAGS["lr"]
+    counts = np.diff(ours.batches[ours.at][1]).sum()
+    np.testing.assert_allclose(moved.sum(), counts * FEW_BAGS["width"], rtol=1e-3)
+
+
 def test_the_peer_sums_bags(bench, embedding_bench, tmp_path):
     if not (bench["PEER_VENV"] / "complete").exists():
         pytest.skip("bench_train.py has not installed the peer")

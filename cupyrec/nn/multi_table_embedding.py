@@ -12,7 +12,8 @@ from cupyrec import arrays, autograd, errors, random
 from cupyrec.embedding import Group, Initializer, LookUp, Tables, widened
 from cupyrec.nn.module import Module
 from cupyrec.ops.array_functions import concatenate, reshape, transpose
-from cupyrec.ops.bags import bag_numbers, check_offsets, mean_gradient, pad_bags
+from cupyrec.ops.bags import check_offsets, mean_gradient, pad_bags
+from cupyrec.ops.take_bags import take_bags
 
 __all__ = ["MultiTableEmbedding"]
 
@@ -34,23 +35,25 @@ class _Pooled(autograd.Function):
     """Bags on the tape: their gradient goes to the tables, and to weights that are learnt."""
 
     def __init__(
-        self, group: Group, look_up: LookUp, offsets: Any, weights: Any, mean: bool, moves: bool
-    ) -> None:
+        self, group: Group, look_up: LookUp, offsets: Any, bags: Any, weights: Any, mean: bool,
+        moves: bool,
+    ) -> None:  # fmt: skip
         self.learns_weights = isinstance(weights, autograd.Tensor) and weights.requires_grad
         self.weights = weights.data if isinstance(weights, autograd.Tensor) else weights
         self.group, self.look_up, self.offsets = group, look_up, offsets
-        self.mean, self.moves = mean, moves
+        self.bags, self.mean, self.moves = bags, mean, moves
         self.vectors = group.pooled(look_up, offsets, self.weights, mean)
 
     def backward(self, grad):
         group, look_up = self.group, self.look_up
-        bags = bag_numbers(self.offsets, look_up.inverse.size)
         grad = grad.reshape(-1, group.width)
         if self.mean:
             grad = mean_gradient(grad, look_up.inverse, self.offsets)
         if self.moves:
-            group.add_gradient(look_up, grad, bags, self.weights)
-        return (group.weight_gradient(look_up, bags, grad) if self.learns_weights else None,)
+            group.add_gradient(look_up, grad, self.bags, self.weights)
+        if not self.learns_weights:
+            return (None,)
+        return (group.weight_gradient(look_up, self.bags, grad),)
 
 
 class _Chosen(autograd.Function):
@@ -264,26 +267,26 @@ class MultiTableEmbedding(Tables, Module):
         return self._join(parts)
 
     def _pooled(self, xp: ModuleType, ids: Any, offsets: Any, weights: Any) -> Any:
-        """A vector each bag of (B * F,), which `offsets` cut out of (N,) ids and weights."""
-        parts, samples = [], (len(offsets) - 1) // len(self.fields)
+        """A vector each bag of (B * F,), which `offsets` cut out of (N,) ids and weights.
+
+        Values are looked up field by field: a table's rows are few enough for caches.
+        """
+        parts, every = [], np.arange(len(self.fields))
         for group, fields in self._fields_of_groups():
-            own, cut, share = ids, offsets, weights
-            if isinstance(fields, np.ndarray):
-                values, cut = _cut(xp, offsets, len(ids), len(self.fields), fields)
-                own, share = (
-                    ids[values],
-                    None if weights is None else _Chosen.apply(weights, values),
-                )
-            tables = xp.tile(arrays.copy_to(xp, self.fields[fields]), samples)
-            tables = tables[bag_numbers(cut, len(own))]
+            order = np.arange(len(offsets) - 1).reshape(-1, len(every))[:, fields].T.reshape(-1)
+            values, cut, bags = take_bags(offsets, arrays.copy_to(xp, order))
+            own, share = ids[values], None if weights is None else _Chosen.apply(weights, values)
+            shape = len(every[fields]), (len(offsets) - 1) // len(every), group.width
+            tables = arrays.copy_to(xp, np.repeat(self.fields[fields], shape[1]))[bags]
             kept = None if self.padding_idx is None else xp.flatnonzero(own != self.padding_idx)
             look_up = group.look_up(tables, own, self.training, kept)
-            node = _Pooled(group, look_up, cut, share, self.pooling == "mean", self.training)
-            vectors = node.vectors.reshape(samples, len(self.fields[fields]), group.width)
+            node = _Pooled(group, look_up, cut, bags, share, self.pooling == "mean", self.training)
+            vectors = node.vectors.reshape(shape)
             if autograd.is_recording() and (self.training or node.learns_weights):
-                parts.append(autograd.record(node, vectors, (share,)))
+                part = autograd.record(node, vectors, (share,))
             else:
-                parts.append(autograd.Tensor(vectors))
+                part = autograd.Tensor(vectors)
+            parts.append(transpose(part, (1, 0, 2)))
         return self._join(parts)
 
     def _join(self, parts: list[Any]) -> Any:
@@ -310,22 +313,6 @@ class MultiTableEmbedding(Tables, Module):
         for width, group in self.groups.items():
             if (fields := np.flatnonzero(widths == width)).size:
                 yield group, fields
-
-
-def _cut(
-    xp: ModuleType, offsets: Any, n: int, num_fields: int, fields: np.ndarray
-) -> tuple[Any, Any]:
-    """Return the numbers of the values that some fields have, and the offsets of their bags."""
-    lengths = (offsets[1:] - offsets[:-1]).reshape(-1, num_fields)
-    chosen = np.zeros(num_fields, bool)
-    chosen[fields] = True
-    of_bag = xp.tile(arrays.copy_to(xp, chosen), len(lengths))
-    lengths = lengths[:, arrays.copy_to(xp, fields)].reshape(-1)
-    ends = xp.cumsum(lengths, dtype=np.int64)
-    return (
-        xp.flatnonzero(of_bag[bag_numbers(offsets, n)]),
-        xp.concatenate([xp.zeros(1, np.int64), ends]),
-    )
 
 
 def _fields(num_tables: int, fields: Sequence[int] | None) -> np.ndarray:
