@@ -194,7 +194,8 @@ def load(
     model : Module
         Of the class and shapes that were saved. Its tables are replaced.
     optimizer : Optimizer, optional
-        Of the class that was saved. Without it, optimizer state is left aside.
+        Of the class that was saved, with such a schedule. Without it, optimizer state is left
+        aside.
 
     Raises
     ------
@@ -208,7 +209,7 @@ def load(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(folder + "/checkpoint", DLRM(2, 3))
     ...     load(folder + "/checkpoint", DLRM(2, 3))["format"]
-    1
+    2
     """
     manifest = verify(path)
     _check_fits(path, manifest, model, optimizer)
@@ -277,6 +278,12 @@ def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer |
             raise ValueError(
                 f"checkpoint.load: '{path}' must have the state of {type(optimizer).__name__}, "
                 f"got {got}."
+            )
+        state = manifest["optimizer"]["schedule"]
+        if state is not None and not hasattr(optimizer.schedule, "load_state_dict"):
+            raise ValueError(
+                "checkpoint.load: 'optimizer' must have a schedule with a state, as that of "
+                f"'{path}' has {state}, got {optimizer.schedule}."
             )
 
 

@@ -118,6 +118,11 @@ def test_a_plateau_goes_on_where_it_stood(tmp_path):
     checkpoint.load(tmp_path / "c", fresh, again)
     assert again.schedule.state_dict() == optimizer.schedule.state_dict()
     assert again.current_lr() == optimizer.current_lr() < 0.1
+    before = everything(fresh, again)
+    again.schedule = optim.Cosine(4)  # without state
+    with pytest.raises(ValueError, match="have a schedule with a state, as .* got Cosine"):
+        checkpoint.load(tmp_path / "c", fresh, again)
+    assert everything(fresh, again) == before
 
 
 def test_files_are_plain(tmp_path):
