@@ -59,6 +59,17 @@ def test_l2_is_part_of_gradient_and_norm():
     np.testing.assert_allclose(parameter.data, [4 - 0.6, 8 - 0.8], rtol=1e-6)
 
 
+def test_a_step_that_is_refused_leaves_l2_out_of_the_gradient():
+    parameter = nn.Parameter([4.0])
+    optimizer = SGD([parameter], 0.5, l2=0.5)
+    (parameter * 3.0).sum().backward()
+    with pytest.raises(FloatingPointError, match="the loss must be finite"):
+        optimizer.step(np.array([math.nan], np.float32))
+    assert parameter.grad == 3
+    optimizer.step()
+    assert parameter.data == 4 - 0.5 * (3 + 0.5 * 4)
+
+
 @pytest.mark.parametrize(
     ("parameters", "options", "error", "text"),
     [

@@ -217,33 +217,29 @@ class Optimizer(ABC):
             share: [(group, group.gradients(share.l2)) for group in share.tables]
             for share in self.parameter_groups
         }
-        for share in work:
-            share.collect()
-        scale = self._scale(loss.data if isinstance(loss, Tensor) else loss, work)
+        dense = [share.collect() for share in work]
+        rows = [gradients for tables in work.values() for _, gradients in tables]
+        scale = self._scale(loss.data if isinstance(loss, Tensor) else loss, rows, dense)
         rates = [
             dict(lr=self.current_lr(share), weight_decay=share.weight_decay, scale=scale)
             for share in work
         ]
         self.t += 1
         random.set_step(self.t)
-        for (share, tables), own in zip(work.items(), rates, strict=True):
-            self._update_dense(share.data, share.state, share.grad, **own)
+        for (share, tables), grad, own in zip(work.items(), dense, rates, strict=True):
+            self._update_dense(share.data, share.state, grad, **own)
             for group, gradients in tables:
                 self._update_group(group, gradients, **own)
         self.zero_grad()
 
-    def _scale(
-        self, loss: Any, work: dict[ParameterGroup, list[tuple[Group, RowGradients]]]
-    ) -> Any:
+    def _scale(self, loss: Any, rows: list[RowGradients], dense: list[Any]) -> Any:
         """The factor of all gradients; on a device an array, NaN where nothing may be updated."""
-        squares = [sum_squares(g.values) for tables in work.values() for _, g in tables]
-        squares += [sum_squares(share.grad) for share in work]
+        squares = [sum_squares(g) for g in [*(g.values for g in rows), *dense]]
         scale = clip_scale(squares, self.clip_norm, loss)
         if self._xp is np and math.isnan(scale):
             if all(map(math.isfinite, squares)):
                 what = f"the loss must be finite, got {loss}"
             else:
-                rows = [g for tables in work.values() for _, g in tables]
                 what = f"gradients must be finite, got {self._not_finite(rows)}"
             raise FloatingPointError(f"{type(self).__name__}.step: {what} in step {self.t + 1}.")
         return scale

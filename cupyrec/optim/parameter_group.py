@@ -114,25 +114,23 @@ class ParameterGroup:
         # Addresses, since neither identity nor `base` says what a copy of a model shares.
         return [p.shape for i, p in starts if p.size and arrays.address(p.data) != first + 4 * i]
 
-    def collect(self) -> None:
-        """See that every gradient stands in the flat buffer, with that of `l2`.
+    def collect(self) -> Any:
+        """See that every gradient stands in the flat buffer; return them with that of `l2`.
 
         Examples
         --------
         >>> w = Tensor([1.0], requires_grad=True)
         >>> group = ParameterGroup("SGD", {"params": [w], "l2": 0.5})
         >>> group.flatten(np, {})
-        >>> group.collect()
-        >>> w.grad_buffer
-        array([0.5], dtype=float32)
+        >>> group.collect()[0]
+        np.float32(0.5)
         """
         for p in self.parameters:
             if p.grad is None:
                 p.grad_buffer[...] = 0
             elif p.grad is not p.grad_buffer:  # set by hand
                 p.grad_buffer[...] = p.grad
-        if self.l2:
-            self.grad += np.float32(self.l2) * self.data
+        return self.grad + np.float32(self.l2) * self.data if self.l2 else self.grad
 
 
 def _listed(params: Any) -> list[Any]:
