@@ -1,6 +1,5 @@
-// What: x = scale * g; m = momentum * m + x; w -= decay * w + lr * m, or, with `nesterov`, lr * (x
-// +
-//   momentum * m), on N dense parameters and on U embedding rows [w (DIM), m (DIM)]; nothing is
+// What: x = scale * g; m = momentum * m + x; w -= decay * w + lr * m (with `nesterov`, lr * (x +
+//   momentum * m)), on N dense parameters and on U embedding rows [w (DIM), m (DIM)]; nothing is
 //   written where `scale` is NaN. decay = lr * weight_decay.
 // Who does what: blocks of 256 threads. Dense: a thread updates 4 consecutive floats, VECTOR at a
 //   time. Rows: a thread updates one of the DIM / VECTOR pieces of a row, consecutive threads
