@@ -8,7 +8,7 @@ import pytest
 
 import cupyrec
 from cupyrec import arrays, nn, optim
-from cupyrec.embedding import InitialVectors, Uniform
+from cupyrec.embedding import Constant, InitialVectors, Uniform
 
 PAD = -7
 DEVICES = ["cpu", "sim"]
@@ -361,3 +361,9 @@ def test_what_is_refused_changes_nothing(device, options, given, error, text):
 def test_what_no_embedding_is_made_of(arguments, options, error, text):
     with pytest.raises(error, match=oracle.sentence(f"MultiTableEmbedding: {text}")):
         nn.MultiTableEmbedding(*arguments, **options)
+
+
+def test_tables_of_several_widths_split_their_columns():
+    split = [(2, Constant(1.0)), (1, Constant(2.0))]
+    embedding = nn.MultiTableEmbedding(2, [3, 5], initializer=[split, Constant(3.0)])
+    assert embedding(np.array([[7, 7]])).numpy().tolist() == [[1, 1, 2, 3, 3, 3, 3, 3]]

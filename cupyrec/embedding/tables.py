@@ -65,12 +65,16 @@ class Tables:
         self.num_tables = errors.positive(_NAME, "num_tables", num_tables)
         self.widths = _widths(self.num_tables, embedding_dim)
         initializers = _initializers(self.num_tables, initializer)
-        self.groups = {
-            width: Group(
-                InitialVectors(width, initializers, seed), dtype=dtype, dense_updates=dense_updates
+        self.groups = {}
+        for width in dict.fromkeys(self.widths):
+            # Those of other tables may be of other columns, and are never asked for here.
+            own = [
+                given if w == width else Uniform()
+                for given, w in zip(initializers, self.widths, strict=True)
+            ]
+            self.groups[width] = Group(
+                InitialVectors(width, own, seed), dtype=dtype, dense_updates=dense_updates
             )
-            for width in dict.fromkeys(self.widths)
-        }
 
     @property
     def group(self) -> Group:
