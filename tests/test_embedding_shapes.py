@@ -354,6 +354,11 @@ def test_what_is_refused_changes_nothing(device, options, given, error, text):
         ((2, 4), dict(pooling="max"), ValueError,
          "'pooling' must be one of (None, 'sum', 'mean'), got 'max'."),
         ((2, 4), dict(max_length=0), ValueError, "'max_length' must be at least 1, got 0."),
+        ((2, 4), dict(padding_idx=0.5), TypeError, "'padding_idx' must be an integer, got 0.5."),
+        ((2, 4), dict(padding_idx=2**64), ValueError,
+         f"'padding_idx' must lie in [-2**63, 2**64), got {2**64}."),
+        ((2, 4), dict(padding_idx=-(2**63) - 1), ValueError,
+         f"'padding_idx' must lie in [-2**63, 2**64), got {-(2**63) - 1}."),
         ((2, 4), dict(initializer=[Uniform()]), ValueError,
          "'initializer' must be one, or one of each of the 2 tables, got 1."),
     ],
@@ -361,6 +366,15 @@ def test_what_is_refused_changes_nothing(device, options, given, error, text):
 def test_what_no_embedding_is_made_of(arguments, options, error, text):
     with pytest.raises(error, match=oracle.sentence(f"MultiTableEmbedding: {text}")):
         nn.MultiTableEmbedding(*arguments, **options)
+
+
+def test_padding_may_be_an_id_that_is_widened():
+    embedding = nn.MultiTableEmbedding(1, 2, padding_idx=2**64 - 1)
+    vectors = embedding(np.array([[2**64 - 1], [2**63]], np.uint64)).numpy()
+    assert not vectors[0].any()
+    assert vectors[1].all()
+    found = embedding.group.store.find(np.zeros(2, np.uint32), np.array([-1, -(2**63)]))
+    assert found.tolist() == [-1, 0]
 
 
 def test_tables_of_several_widths_split_their_columns():

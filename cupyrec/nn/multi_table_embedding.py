@@ -144,7 +144,7 @@ class MultiTableEmbedding(Tables, Module):
         self.fields = _fields(self.num_tables, fields)
         if pooling not in _POOLINGS:
             raise ValueError(f"{_NAME}: 'pooling' must be one of {_POOLINGS}, got {pooling!r}.")
-        self.pooling, self.padding_idx = pooling, padding_idx
+        self.pooling, self.padding_idx = pooling, _padding(padding_idx)
         self.max_length = None
         if max_length is not None:
             self.max_length = errors.positive(_NAME, "max_length", max_length)
@@ -313,6 +313,17 @@ class MultiTableEmbedding(Tables, Module):
         for width, group in self.groups.items():
             if (fields := np.flatnonzero(widths == width)).size:
                 yield group, fields
+
+
+def _padding(padding_idx: int | None) -> int | None:
+    """Return the id as `widened` would."""
+    if padding_idx is None:
+        return None
+    if isinstance(padding_idx, bool) or not isinstance(padding_idx, (int, np.integer)):
+        raise TypeError(f"{_NAME}: 'padding_idx' must be an integer, got {padding_idx!r}.")
+    if not -(2**63) <= padding_idx < 2**64:
+        raise ValueError(f"{_NAME}: 'padding_idx' must lie in [-2**63, 2**64), got {padding_idx}.")
+    return int(padding_idx) - (2**64 if padding_idx >= 2**63 else 0)
 
 
 def _fields(num_tables: int, fields: Sequence[int] | None) -> np.ndarray:
