@@ -225,3 +225,16 @@ def test_no_row_stays_that_has_no_vector():
     assert store.find(tables, ids).tolist() == [1, -1]
     store.to(np)
     assert store.find_or_insert(tables, ids, numbered(3)).tolist() == [1, 2]
+
+
+def test_imported_state_has_its_shape_and_dtype():
+    """Another would lie on what follows it."""
+    store, (tables, ids) = MemoryStore(2), keys([(0, 1)])
+    store.set_state((StatePart("sum", 1, 0.0),))
+    vectors = np.zeros((1, 2), np.float32)
+    for sums, error in [
+        (np.zeros((1, 2), np.float32), ValueError), (np.zeros((1, 1), np.int32), TypeError),
+    ]:  # fmt: skip
+        with pytest.raises(error, match="^import_rows: 'sum' must "):
+            store.import_rows(Rows(tables, ids, vectors, {"sum": sums}))
+    assert len(store) == 0

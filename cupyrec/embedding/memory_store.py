@@ -168,6 +168,11 @@ class MemoryStore(Store):
         )
         tables, ids, vectors = (arrays.copy_to(self.xp, a) for a in rows[:3])
         states = {name: arrays.copy_to(self.xp, a) for name, a in rows.states.items()}
+        for part in self.state:
+            if (given := states.get(part.name)) is not None:
+                axes = {"ids": (ids, "N"), part.name: (given, f"N {part.columns}")}
+                errors.axes("import_rows", **axes)
+                errors.dtype("import_rows", part.name, given, part.dtype)
         self._write(len(self), tables, ids, vectors, states)
         self._index.insert(tables, ids)
 
