@@ -236,3 +236,15 @@ def test_ftrl_and_sgd_refuse():
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=oracle.sentence(text)):
             build()
+
+
+def test_dense_updates_begin_where_lazy_ones_ended():
+    layer = layer_of()
+    optimizer = optim.CatchUpAdam(layer.parameters(), 0.1)
+    for step in range(10):
+        layer(np.array([[1 if step < 3 else 2]])).sum().backward()
+        optimizer.step()
+    owed = layer.export_table(0)[1]
+    layer.group.dense_updates = True
+    assert layer.group.gradients().rows.tolist() == [0, 1]
+    np.testing.assert_array_equal(layer.group.store.export_rows(0, 2).vectors, owed)

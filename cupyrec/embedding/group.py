@@ -166,6 +166,12 @@ class Group:
             ),
         )
 
+    def _catch_up_all(self) -> None:
+        if self.history is not None:
+            for first in range(0, len(self.store), _ROWS):
+                rows = self.xp.arange(first, min(first + _ROWS, len(self.store)))
+                self._catch_up(rows, *self.store.keys(first, first + rows.size))
+
     def current_vectors(self, rows: Any) -> Any:
         """Return the vectors (U, D) of rows as they would be caught up; nothing changes.
 
@@ -327,6 +333,7 @@ class Group:
         return self._of_all_rows(self._pending[0], l2) if self.dense_updates else self._pending[0]
 
     def _of_all_rows(self, gradients: RowGradients, l2: float) -> RowGradients:
+        self._catch_up_all()  # after a step that a device left out, or lazy training
         count, xp = len(self.store), self.xp
         rows, values = xp.arange(count), xp.zeros((count, self.width), np.float32)
         values[gradients.rows] = gradients.values
@@ -376,10 +383,7 @@ class Group:
         >>> group.set_state((StatePart("sum", 2, 0.0),))
         """
         self.zero_grad()
-        if self.history is not None:
-            for first in range(0, len(self.store), _ROWS):
-                rows = self.xp.arange(first, min(first + _ROWS, len(self.store)))
-                self._catch_up(rows, *self.store.keys(first, first + rows.size))
+        self._catch_up_all()
         self.store.set_state(state)
         self.history = history
 
