@@ -253,8 +253,13 @@ def _unique(xp: ModuleType, batch: int, width: int) -> Work:
     tables, ids = map(xp.asarray, zipf_keys(batch))
     u, n = len(batch_keys(batch).ids), len(ids)
     ideal = 12 * n + 12 * u + 16 * n + 8 * (u + 1)
+
+    def call() -> tuple:
+        keys = unique_keys.unique_keys(tables, ids)
+        return keys.tables, keys.ids, keys.inverse, keys.offsets, keys.positions
+
     return Work(
-        lambda: tuple(unique_keys.unique_keys(tables, ids)),
+        call,
         ideal, f"N={n} U={u}", keys=n, dtype="int64",
         naive=lambda: naive.unique_keys(xp, tables, ids),
     )  # fmt: skip

@@ -172,7 +172,9 @@ def special():
         for shift in SHIFTS:
             vectors(shift)
         for n in KEYS:
-            unique_keys.unique_keys(floats(n, dtype=np.uint32), floats(n, dtype=np.int64))
+            _ = unique_keys.unique_keys(
+                floats(n, dtype=np.uint32), floats(n, dtype=np.int64)
+            ).positions
     return {specialisation(one): one for one in made}
 
 

@@ -21,8 +21,12 @@ def check_unique(tables, ids):
     assert got.inverse.tolist() == [number[key] for key in batch]
     assert got.positions.tolist() == [i for key in first for i in places[key]]
     assert got.offsets.tolist() == [0, *np.cumsum([len(p) for p in places.values()])]
-    assert [a.dtype.name for a in got] == ["uint32"] + ["int64"] * 4
+    assert [a.dtype.name for a in fields(got)] == ["uint32"] + ["int64"] * 4
     return got
+
+
+def fields(keys):
+    return keys.tables, keys.ids, keys.inverse, keys.offsets, keys.positions
 
 
 @given(keys)
@@ -32,8 +36,31 @@ def test_behaves_like_a_dict(batch):
 
 @given(keys, strategies.integers(1, 20))
 def test_a_batch_of_several_parts(batch, size):
-    with mock.patch("cupyrec.ops.unique_keys._PART", size):
+    with (
+        mock.patch("cupyrec.ops.unique_keys._PART", size),
+        mock.patch("cupyrec.cpu.num_threads", return_value=5),
+    ):
         check_unique(*arrays(batch))
+
+
+@pytest.mark.parametrize("different", [300, 11_000, 16_000])
+def test_slots_grow(different):
+    """Of the first of two parts, which gets the keys of the second."""
+    ids = np.random.default_rng(different).permutation(16_000) % different * 2**44
+    with (
+        mock.patch("cupyrec.ops.unique_keys._PART", 8000),
+        mock.patch("cupyrec.cpu.num_threads", return_value=2),
+    ):
+        check_unique(np.zeros(16_000, np.uint32), ids)
+
+
+def test_sorts_when_asked_to():
+    keys = unique_keys(np.zeros(3, np.uint32), np.array([5, 6, 5]))
+    with mock.patch.object(keys, "sort", wraps=keys.sort) as sort:
+        assert sort.call_count == 0
+        assert keys.offsets.tolist() == [0, 2, 3]
+        assert keys.positions.tolist() == [0, 2, 1]
+        assert sort.call_count == 1
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 17, 127, 1025])
@@ -64,10 +91,10 @@ def test_views_and_read_only_arrays():
 
 
 def test_same_bits():
-    n = 300_000  # three parts
+    n = 300_000  # as many parts as threads
     ids = np.random.default_rng(0).zipf(1.2, n).astype(np.int64)
     tables = np.arange(n, dtype=np.uint32) % 26
-    oracle.check_same_bits(lambda: unique_keys(tables, ids))
+    oracle.check_same_bits(lambda: fields(unique_keys(tables, ids)))
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,6 @@ class Group:
             keys = unique_keys(tables, ids[kept])
             inverse = xp.full(ids.size, -1, np.int64)
             inverse[kept] = keys.inverse
-            keys = keys._replace(positions=kept[keys.positions])
         unseen = xp.empty((0, self.width), np.float32)
         if insert:
             first = len(self.store)
@@ -154,7 +153,7 @@ class Group:
                 current = self.current_vectors(rows[known])
                 rows[known] = -1 - len(unseen) - xp.arange(known.size)
                 unseen = xp.concatenate([unseen, current])
-        return LookUp(keys, inverse, rows, unseen, self.numbering)
+        return LookUp(keys, inverse, rows, unseen, self.numbering, kept)
 
     def _catch_up(self, rows: Any, tables: Any, ids: Any) -> None:
         """Let rows make up for the steps that they were not in."""
@@ -202,7 +201,7 @@ class Group:
         --------
         See the class.
         """
-        _, inverse, rows, unseen, _ = look_up
+        _, inverse, rows, unseen, *_ = look_up
         out = self._empty(inverse.size, self.width)
         self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, inverse, unseen, out))
         return out
@@ -220,7 +219,7 @@ class Group:
                [0., 0.]], dtype=float32)
         """
         out = self._empty(len(offsets) - 1, self.width)
-        _, inverse, rows, unseen, _ = look_up
+        _, inverse, rows, unseen, *_ = look_up
         self.store.read(
             rows,
             lambda memory, rows: pool_rows(
@@ -248,7 +247,7 @@ class Group:
         array([6.], dtype=float32)
         """
         self._check_numbering(look_up)
-        _, inverse, rows, unseen, _ = look_up
+        _, inverse, rows, unseen, *_ = look_up
         return self.store.read(
             rows,
             lambda memory, rows: weight_gradient(memory, rows, inverse, unseen, bags, gradient),
@@ -277,8 +276,8 @@ class Group:
         >>> group.gradients().values
         array([[2., 2.]], dtype=float32)
         """
-        keys = look_up.keys
-        values = segment_sum(gradient, keys.offsets, keys.positions, index=index, weights=weights)
+        segments = look_up.keys.offsets, look_up.positions
+        values = segment_sum(gradient, *segments, index=index, weights=weights)
         self.add_unique_gradient(look_up, values)
 
     def unique_vectors(self, look_up: LookUp) -> Any:

@@ -15,7 +15,7 @@ class LookUp(NamedTuple):
     Attributes
     ----------
     keys : UniqueKeys
-        Of the keys that are not padding; `positions` number all N.
+        Of the K keys that are not padding.
     inverse : (N,) array of int64
         Number of the unique key, -1 for padding.
     rows : (U,) array of int64
@@ -23,6 +23,8 @@ class LookUp(NamedTuple):
     unseen : (M, D) array of float32
     numbering : int
         The group's `numbering` when it was made.
+    kept : (K,) array of int64, optional
+        Numbers of the keys that are not padding, if there is any.
     """
 
     keys: UniqueKeys
@@ -30,3 +32,10 @@ class LookUp(NamedTuple):
     rows: Any
     unseen: Any
     numbering: int
+    kept: Any
+
+    @property
+    def positions(self) -> Any:
+        """Positions of `keys` among all N, padding included: (K,) int64."""
+        positions = self.keys.positions
+        return positions if self.kept is None else self.kept[positions]
