@@ -101,4 +101,4 @@ def test_the_page_on_embedding():
     examples = "".join(re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
     test = doctest.DocTestParser().get_doctest(examples, {}, "embedding.md", None, 0)
     result = doctest.DocTestRunner().run(test)
-    assert (result.failed, result.attempted) == (0, 26)
+    assert (result.failed, result.attempted) == (0, 28)
