@@ -342,7 +342,8 @@ def _save_group(folder: Path, name: str, group: Group, with_state: bool) -> dict
             header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(files[key], header)
         for first in range(0, count, _ROWS):
-            rows = store.export_rows(first, min(first + _ROWS, count))
+            at = first, min(first + _ROWS, count)
+            rows = store.export_rows(*at) if with_state else export_rows(group, *at)
             _check_finite(f"vectors of {name}", rows.vectors)
             parts = {"tables": rows.tables, "ids": rows.ids, "vectors": rows.vectors}
             parts |= {f"state.{part.name}": rows.states[part.name] for part in state}
