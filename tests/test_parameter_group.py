@@ -59,6 +59,26 @@ def test_l2_is_part_of_gradient_and_norm():
     np.testing.assert_allclose(parameter.data, [4 - 0.6, 8 - 0.8], rtol=1e-6)
 
 
+def test_none_stands_for_the_optimizers_own():
+    given = {"params": nn.Parameter([4.0]), "lr": None, "weight_decay": None, "l2": None}
+    (group,) = SGD([given], 0.1, weight_decay=0.5, l2=0.25).parameter_groups
+    assert (group.lr, group.weight_decay, group.l2) == (None, 0.5, 0.25)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -1.0])
+def test_a_schedule_that_is_out_of_bounds_moves_nothing(factor):
+    parameter = nn.Parameter([4.0])
+    optimizer = SGD([parameter], 0.5, schedule=lambda step: factor)
+    parameter.grad = np.ones(1, np.float32)
+    text = (
+        "SGD: 'schedule' must give a learning rate that is finite and not negative, "
+        f"got {0.5 * factor} in step 1."
+    )
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        optimizer.step()
+    assert (optimizer.t, parameter.data[0], parameter.grad[0]) == (0, 4, 1)
+
+
 def test_a_step_that_is_refused_leaves_l2_out_of_the_gradient():
     parameter = nn.Parameter([4.0])
     optimizer = SGD([parameter], 0.5, l2=0.5)

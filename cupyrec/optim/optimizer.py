@@ -166,7 +166,13 @@ class Optimizer(ABC):
         0.5
         """
         lr = self.lr if share is None or share.lr is None else share.lr
-        return lr * (self.schedule(self.t + 1) if self.schedule else 1.0)
+        lr *= self.schedule(self.t + 1) if self.schedule else 1.0
+        if not 0 <= lr < math.inf:
+            raise ValueError(
+                f"{type(self).__name__}: 'schedule' must give a learning rate that is finite and "
+                f"not negative, got {lr} in step {self.t + 1}."
+            )
+        return lr
 
     def zero_grad(self) -> None:
         """Forget all gradients.
@@ -196,7 +202,8 @@ class Optimizer(ABC):
             the host doesn't wait to see it: nothing is updated there, but the step counts and the
             gradients are cleared.
         ValueError
-            A later optimizer has taken parameters over; nothing was changed.
+            A later optimizer has taken parameters over, or the schedule gives no learning rate;
+            nothing was changed.
 
         Examples
         --------

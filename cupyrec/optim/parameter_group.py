@@ -50,6 +50,7 @@ class ParameterGroup:
             )
         if "params" not in options:
             raise ValueError(f"{where}: a parameter group must have 'params', got {options}.")
+        options = {name: value for name, value in options.items() if value is not None}
         self.lr = options.get("lr")
         self.weight_decay = options.get("weight_decay", defaults.get("weight_decay", 0.0))
         self.l2 = options.get("l2", defaults.get("l2", 0.0))
