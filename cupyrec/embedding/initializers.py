@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import math
 import numbers
@@ -85,10 +84,6 @@ class Uniform:
                 "Uniform: 'high' - 'low' must be a finite float32, not negative, "
                 f"got {self.high} and {self.low}."
             )
-
-    def __call__(self, tables: Any, ids: Any, width: int, seed: int) -> Any:
-        xp = arrays.namespace("Uniform", tables, ids)
-        return _of_one(self, width, seed, xp)(tables, ids)
 
     def _parameters(self, columns: int) -> tuple[float, ...]:
         low, high = np.float32(self.low), np.float32(self.high)
@@ -279,7 +274,7 @@ class InitialVectors:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], width: int, seed: int) -> InitialVectors:
-        """Return what `to_dict` was called on; the bounds alone are those of a `Uniform`.
+        """Return what `to_dict` was called on.
 
         Raises
         ------
@@ -288,11 +283,10 @@ class InitialVectors:
 
         Examples
         --------
-        >>> InitialVectors.from_dict({"low": -1, "high": 1}, width=4, seed=1).initializers
-        (((4, Uniform(low=-1.0, high=1.0)),),)
+        >>> values = InitialVectors(4, Constant(0.5), seed=1).to_dict()
+        >>> InitialVectors.from_dict(values, width=4, seed=1).initializers
+        (((4, Constant(value=0.5)),),)
         """
-        if "tables" not in values:
-            return cls(width, Uniform(**values), seed)
         return cls(width, [[(n, _named(**own)) for n, own in t] for t in values["tables"]], seed)
 
 
@@ -339,8 +333,3 @@ def _distributions(tables: Sequence[tuple[tuple[int, Initializer], ...]]) -> Dis
         np.array(stops, np.int32),
         np.array(parameters, np.float64),
     )
-
-
-@functools.lru_cache
-def _of_one(initializer: Uniform, width: int, seed: int, xp: ModuleType) -> InitialVectors:
-    return InitialVectors(width, initializer, seed).to(xp)
