@@ -148,6 +148,10 @@ class MultiTableEmbedding(Tables, Module):
         self.max_length = None
         if max_length is not None:
             self.max_length = errors.positive(_NAME, "max_length", max_length)
+            if pooling is not None:
+                raise ValueError(
+                    f"{_NAME}: 'max_length' must come without pooling, got {pooling!r}."
+                )
 
     def __repr__(self) -> str:
         return f"{_NAME}(tables={self.num_tables}, fields={len(self.fields)})\n{self.accounts()}"
