@@ -215,8 +215,17 @@ def load(
     _check_fits(path, manifest, model, optimizer)
     dense = safetensors.load_file(Path(path) / "dense.safetensors")
     states = _states(model, optimizer)
-    if missing := sorted(states.keys() - dense.keys()):
-        raise ValueError(f"checkpoint.load: '{path}' must have {missing[0]}, got no such array.")
+    if optimizer is not None:
+        saved = {key for key in dense if key.startswith("optimizer/")}
+        saved |= {f"rows/{e['name']}/{name}" for e in manifest["groups"] for name, *_ in e["state"]}
+        wanted = states.keys() | {
+            f"rows/{name}/{part.name}"
+            for name, group in model.named_groups()
+            for part in group.store.state
+        }
+        for name in sorted(wanted ^ saved)[:1]:
+            what = f"have {name}, got no" if name in wanted else f"not have {name}, got"
+            raise ValueError(f"checkpoint.load: '{path}' must {what} such state.")
     model.load_state_dict(
         {
             key.removeprefix("parameter/"): array

@@ -325,7 +325,7 @@ def test_an_optimizer_of_some_parameters_in_another_order(tmp_path):
     np.testing.assert_array_equal(again.state_arrays()["m"][-1], moments[-1])
     every = optim.Adam(fresh.parameters(), 0.1)
     name = "optimizer/m/bottom.biases.0"
-    text = f"checkpoint.load: '{tmp_path / 'c'}' must have {name}, got no such array."
+    text = f"checkpoint.load: '{tmp_path / 'c'}' must have {name}, got no such state."
     with pytest.raises(ValueError, match=sentence(text)):
         checkpoint.load(tmp_path / "c", fresh, every)
     text = "checkpoint: the optimizer's parameters must be the model's, got also [(2,)]."

@@ -7,7 +7,7 @@ import oracle
 import pytest
 
 import cupyrec
-from cupyrec import arrays, nn, optim
+from cupyrec import arrays, checkpoint, nn, optim
 from cupyrec.embedding import Normal
 
 WIDTH, IDS, STEPS = 3, 40, 300
@@ -248,3 +248,19 @@ def test_dense_updates_begin_where_lazy_ones_ended():
     layer.group.dense_updates = True
     assert layer.group.gradients().rows.tolist() == [0, 1]
     np.testing.assert_array_equal(layer.group.store.export_rows(0, 2).vectors, owed)
+
+
+@pytest.mark.parametrize("saved", [0.0, 0.9])
+@pytest.mark.parametrize("dense", [False, True])
+def test_momentum_is_neither_lost_nor_made_up_by_a_checkpoint(saved, dense, tmp_path):
+    def build(momentum):
+        model = nn.FusedMLP(3, [2], 1) if dense else layer_of()
+        return model, optim.SGD(model.parameters(), 0.1, momentum=momentum)
+
+    checkpoint.save(tmp_path / "c", *build(saved))
+    name = "optimizer/momentum/biases.0" if dense else "rows/groups.3/momentum"
+    what = f"not have {name}, got such state" if saved else f"have {name}, got no such state"
+    text = f"checkpoint.load: '{tmp_path / 'c'}' must {what}."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        checkpoint.load(tmp_path / "c", *build(0.9 - saved))
+    checkpoint.load(tmp_path / "c", *build(saved))
