@@ -247,6 +247,8 @@ def _build(
         own = {"momentum": values["momentum"]} if values["name"] == "sgd" else {}
         if values["momentum"] and not own:
             raise ValueError(f"config: momentum must be 0 but for sgd, got {values['momentum']}.")
+        if values["name"] == "adamw" and not values["weight_decay"]:
+            raise ValueError("config: weight_decay must be positive for adamw, got 0.")
         optimizer = OPTIMIZERS[values["name"]](
             model.parameters(), values["lr"], weight_decay=values["weight_decay"],
             schedule=_schedule(values), clip_norm=values["clip_norm"] or None, **own,
@@ -269,6 +271,8 @@ def _schedule(values: dict[str, Any]) -> Callable[[int], float]:
         case "step":
             return optim.StepDecay(steps, gamma=values["decay_factor"], warmup_steps=warmup)
         case "plateau":
+            if warmup:
+                raise ValueError(f"config: warmup_steps must be 0 for plateau, got {warmup}.")
             return optim.Plateau(values["decay_factor"], values["decay_patience"])
     raise ValueError(
         "config: [optimizer] schedule must be polynomial, cosine, step or plateau, "

@@ -49,6 +49,20 @@ def test_schedules(settings, logs, tmp_path):
     assert len(set(rates)) > 1 or "plateau" in settings[0]
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["name=adamw"], "weight_decay must be positive for adamw, got 0."),
+        (["name=adam", "momentum=0.5"], "momentum must be 0 but for sgd, got 0.5."),
+        (["schedule=plateau", "warmup_steps=3"], "warmup_steps must be 0 for plateau, got 3."),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(options, text, logs, tmp_path, capsys):
+    more = [word for option in options for word in ("--set", f"optimizer.{option}")]
+    assert trial.train(logs, tmp_path / "run", *more) == 2
+    assert f"config: {text}" in capsys.readouterr().err
+
+
 def test_metrics_tell_of_tables(logs, tmp_path):
     assert trial.train(logs, tmp_path / "run") == 0
     (line,) = [line for line in trial.steps(tmp_path / "run") if "tables" in line]
