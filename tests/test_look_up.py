@@ -40,3 +40,21 @@ def test_a_look_up_outlives_insertions_and_evaluation():
     gradients = layer.group.gradients()
     assert gradients.rows.tolist() == [0, 1]
     assert gradients.ids.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_iteration_ends_once_rows_have_other_numbers(change, tmp_path):
+    layer = nn.MultiTableEmbedding(1, 2)
+    checkpoint.save(tmp_path / "saved", layer)
+    layer(np.arange(140_000)[:, None])
+    parts = layer.iterate(0)
+    next(parts)
+    layer(np.array([[-1]]))  # a new id doesn't matter
+    next(parts)
+    change(layer, tmp_path)
+    text = (
+        "iterate: ids must not be deleted, imported, loaded or moved to another device meanwhile, "
+        "got a table where they were."
+    )
+    with pytest.raises(RuntimeError, match=oracle.sentence(text)):
+        next(parts)

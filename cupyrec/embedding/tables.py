@@ -168,6 +168,8 @@ class Tables:
         ------
         ValueError
             No such table.
+        RuntimeError
+            Ids were deleted or imported meanwhile. Training may go on.
 
         Examples
         --------

@@ -44,13 +44,24 @@ def export_rows(group: Group, first: int, stop: int) -> Rows:
 def exported(group: Group) -> Iterator[Rows]:
     """Yield all rows as `export_rows` does, 65,536 at a time.
 
+    Raises
+    ------
+    RuntimeError
+        Ids were deleted or imported meanwhile, so that rows have other numbers.
+
     Examples
     --------
     >>> from cupyrec.embedding import InitialVectors, Uniform
     >>> list(exported(Group(InitialVectors(2, Uniform(), seed=1))))
     []
     """
+    numbering = group.numbering
     for first in range(0, len(group.store), _ROWS):
+        if group.numbering != numbering:
+            raise RuntimeError(
+                "iterate: ids must not be deleted, imported, loaded or moved to another device "
+                "meanwhile, got a table where they were."
+            )
         yield export_rows(group, first, min(first + _ROWS, len(group.store)))
 
 
