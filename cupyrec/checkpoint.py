@@ -288,6 +288,13 @@ def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer |
                 f"checkpoint.load: '{path}' must have the state of {type(optimizer).__name__}, "
                 f"got {got}."
             )
+        for (name, group), entry in zip(model.named_groups(), manifest["groups"], strict=True):
+            own = None if group.history is None else _constants(group.history)
+            if own != entry["history"]:  # rows would go on by the saved ones, the rest by others
+                raise ValueError(
+                    f"checkpoint.load: rows of '{name}' catch up by {entry['history']} in "
+                    f"'{path}', which the optimizer must have, got {own}."
+                )
         state = manifest["optimizer"]["schedule"]
         if state is not None and not hasattr(optimizer.schedule, "load_state_dict"):
             raise ValueError(

@@ -353,6 +353,8 @@ def test_what_is_refused_changes_nothing(device, options, given, error, text):
          "'fields' must be a sequence of integers, got [0.5]."),
         ((2, 4), dict(pooling="max"), ValueError,
          "'pooling' must be one of (None, 'sum', 'mean'), got 'max'."),
+        ((2, 4), dict(max_length=3, pooling="sum"), ValueError,
+         "'max_length' must come without pooling, got 'sum'."),
         ((2, 4), dict(max_length=0), ValueError, "'max_length' must be at least 1, got 0."),
         ((2, 4), dict(max_length=3, pooling="sum"), ValueError,
          "'max_length' must come without pooling, got 'sum'."),

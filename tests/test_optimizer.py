@@ -250,7 +250,11 @@ def test_the_rate_of_the_next_step():
         ),
         (
             lambda p: Adam([p], 1, betas=(0.9, 1.0)), ValueError,
-            "Adam: 'betas' must lie in [0, 1), got (0.9, 1.0).",
+            "Adam: 'betas' must be two numbers in [0, 1), got (0.9, 1.0).",
+        ),
+        (
+            lambda p: Adam([p], 1, betas=(0.9,)), ValueError,
+            "Adam: 'betas' must be two numbers in [0, 1), got (0.9,).",
         ),
         (lambda p: SGD([], 1), ValueError, "SGD: 'parameters' must not be empty, got none."),
         (

@@ -220,6 +220,22 @@ def test_bad_gradients_are_told_by_table_and_count_and_change_nothing(dtype):
     assert optimizer.t == 0
 
 
+@pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW, optim.CatchUpAdam, optim.FTRL])
+def test_a_decay_that_would_turn_weights_around_changes_nothing(kind):
+    layer, parameter = layer_of(), nn.Parameter([1.0])
+    optimizer = kind([*layer.parameters(), parameter], 2.0, weight_decay=0.5)
+    layer(np.array([[7]])).backward(np.ones((1, 1, WIDTH), np.float32))
+    parameter.grad = np.ones(1, np.float32)
+    before = layer.digest()
+    text = f"{kind.__name__}.step: lr * weight_decay must be less than 1, got 2.0 * 0.5."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        optimizer.step()
+    assert (layer.digest(), parameter.data.tolist(), optimizer.t) == (before, [1.0], 0)
+    optimizer.lr = 0.1
+    optimizer.step()
+    assert optimizer.t == 1
+
+
 def test_ftrl_and_sgd_refuse():
     parameter = nn.Parameter([1.0])
     for build, text in [

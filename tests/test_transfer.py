@@ -73,6 +73,14 @@ def test_rows_come_in_parts(monkeypatch):
     np.testing.assert_array_equal(digest(made), one)
 
 
+def test_what_float16_cannot_hold():
+    key, vectors = (np.zeros(1, np.uint32), np.array([5])), np.full((1, 3), 1e6, np.float32)
+    text = "import_vectors: 'vectors' must lie within float16, up to 65504, got 1e\\+06."
+    with pytest.raises(ValueError, match=text):
+        import_vectors(group("float16"), *key, vectors)
+    import_vectors(group("bfloat16"), *key, vectors)
+
+
 def test_no_such_rows():
     with pytest.raises(ValueError, match="export_rows: 0 <= first <= stop <= 0 must hold"):
         export_rows(group(), 0, 1)

@@ -16,6 +16,7 @@ from cupyrec.ops.unique_keys import unique_keys
 __all__ = ["digest", "export_rows", "exported", "import_vectors"]
 
 _ROWS = 1 << 16  # rows at a time
+_LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
 def export_rows(group: Group, first: int, stop: int) -> Rows:
@@ -97,6 +98,10 @@ def import_vectors(group: Group, tables: Any, ids: Any, vectors: Any) -> None:
     tables, ids, vectors = map(arrays.to_host, (tables, ids, vectors))
     if bad := int((~np.isfinite(vectors).all(axis=1)).sum()):
         raise ValueError(f"{where}: 'vectors' must be finite, got {bad} of {len(ids)} not.")
+    if group.dtype == "float16" and (largest := np.abs(vectors).max(initial=0)) > _LARGEST_HALF:
+        raise ValueError(
+            f"{where}: 'vectors' must lie within float16, up to {_LARGEST_HALF:g}, got {largest:g}."
+        )
     keys = unique_keys(tables, ids)
     if len(keys.ids) < len(ids):
         u = int(np.flatnonzero(np.diff(keys.offsets) > 1)[0])

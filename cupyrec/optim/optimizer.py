@@ -231,6 +231,12 @@ class Optimizer(ABC):
             dict(lr=self.current_lr(share), weight_decay=share.weight_decay, scale=scale)
             for share in work
         ]
+        for own in rates:
+            if own["lr"] * own["weight_decay"] >= 1:  # it would turn weights around
+                raise ValueError(
+                    f"{type(self).__name__}.step: lr * weight_decay must be less than 1, "
+                    f"got {own['lr']} * {own['weight_decay']}."
+                )
         self.t += 1
         random.set_step(self.t)
         for (share, tables), grad, own in zip(work.items(), dense, rates, strict=True):

@@ -165,8 +165,8 @@ class Adam(Optimizer):
         **options: Any,
     ) -> None:
         where = type(self).__name__
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"{where}: 'betas' must lie in [0, 1), got {betas}.")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"{where}: 'betas' must be two numbers in [0, 1), got {betas}.")
         self.betas, self.eps = betas, _checked_eps(where, eps)
         super().__init__(parameters, lr, **options)
 
