@@ -356,8 +356,6 @@ def test_what_is_refused_changes_nothing(device, options, given, error, text):
         ((2, 4), dict(max_length=3, pooling="sum"), ValueError,
          "'max_length' must come without pooling, got 'sum'."),
         ((2, 4), dict(max_length=0), ValueError, "'max_length' must be at least 1, got 0."),
-        ((2, 4), dict(max_length=3, pooling="sum"), ValueError,
-         "'max_length' must come without pooling, got 'sum'."),
         ((2, 4), dict(padding_idx=0.5), TypeError, "'padding_idx' must be an integer, got 0.5."),
         ((2, 4), dict(padding_idx=2**64), ValueError,
          f"'padding_idx' must lie in [-2**63, 2**64), got {2**64}."),
