@@ -289,7 +289,7 @@ def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer |
                 f"got {got}."
             )
         for (name, group), entry in zip(model.named_groups(), manifest["groups"], strict=True):
-            own = None if group.history is None else _constants(group.history)
+            own = None if group.history is None else group.history.constants
             if own != entry["history"]:  # rows would go on by the saved ones, the rest by others
                 raise ValueError(
                     f"checkpoint.load: rows of '{name}' catch up by {entry['history']} in "
@@ -373,7 +373,7 @@ def _save_group(folder: Path, name: str, group: Group, with_state: bool) -> dict
         "seed": group.initial.seed,
         "initial": group.initial.to_dict(),
         "state": [[part.name, part.columns, part.initial, part.dtype.__name__] for part in state],
-        "history": _constants(group.history) if state and group.history is not None else None,
+        "history": group.history.constants if state and group.history is not None else None,
         "shards": [_SHARD],
     }
 
@@ -402,11 +402,6 @@ def _read_group(folder: Path, entry: dict[str, Any]) -> Iterator[Rows]:
 
 def _state_parts(entry: dict[str, Any]) -> tuple[StatePart, ...]:
     return tuple(StatePart(*part[:3], getattr(np, part[3])) for part in entry["state"])
-
-
-def _constants(history: AdamHistory) -> dict[str, float]:
-    names = "beta1", "beta2", "eps", "weight_decay"
-    return {name: getattr(history, name) for name in names}
 
 
 def _schedule_state(optimizer: Optimizer) -> dict[str, Any] | None:

@@ -58,3 +58,11 @@ def test_iteration_ends_once_rows_have_other_numbers(change, tmp_path):
     )
     with pytest.raises(RuntimeError, match=oracle.sentence(text)):
         next(parts)
+
+
+def test_gradients_that_nobody_takes_do_not_pile_up():
+    embedding = nn.MultiTableEmbedding(1, 2)
+    for _ in range(100):
+        embedding(np.array([[5], [6]])).backward(np.ones((2, 1, 2), np.float32))
+    assert len(embedding.group._pending) <= 17
+    assert (embedding.group.gradients().values == 100).all()

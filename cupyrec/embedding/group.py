@@ -33,6 +33,7 @@ from cupyrec.ops.unique_keys import unique_keys
 __all__ = ["Group"]
 
 _ROWS = 1 << 16  # rows caught up at a time
+_PARTS = 16  # look-ups whose gradients are summed at once
 _VALUES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 
 
@@ -308,6 +309,8 @@ class Group:
         self._check_numbering(look_up)
         keys = look_up.keys
         self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids))
+        if len(self._pending) > _PARTS:  # of a table that no optimizer steps they would pile up
+            self._pending = [summed(self.xp, self.width, self._pending)]
 
     def _check_numbering(self, look_up: LookUp) -> None:
         if look_up.numbering != self.numbering:

@@ -27,6 +27,8 @@ class AdamHistory:
 
     Attributes
     ----------
+    constants : dict of str to float
+        As they were given.
     rates : (t,) array of float64
 
     Raises
@@ -62,6 +64,11 @@ class AdamHistory:
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def constants(self) -> dict[str, float]:
+        names = "beta1", "beta2", "eps", "weight_decay"
+        return {name: getattr(self, name) for name in names}
 
     @property
     def rates(self) -> np.ndarray:
