@@ -1,6 +1,7 @@
 // What: x = scale * g; r = sqrt(n); n += x^2; c = beta + sqrt(n) + ridge; z += lr * x + (decay * c
 //   - (sqrt(n) - r)) * w; w = (sign(z) * lasso - z) / c, 0 where |z| <= lasso; on N dense
-//   parameters and on U embedding rows [w (DIM), n (DIM), z (DIM)]; nothing is written where
+//   parameters and on U embedding rows [w (DIM), n (DIM), z (DIM)]; a z of 0 beside a w that is not
+//   starts from -((beta + r + ridge) * w + sign(w) * lasso); nothing is written where
 //   `scale` is NaN. The host computes lasso = lr * lambda1, ridge = lr * lambda2 and decay = lr *
 //   weight_decay in float64.
 // Who does what: blocks of 256 threads. Dense: a thread updates 4 consecutive floats, VECTOR at a
@@ -37,6 +38,10 @@ __device__ __forceinline__ void update(Vector w, float* n, float* z, const float
         square.at[i] = fmaf(x, x, square.at[i]);
         const float root = sqrtf(square.at[i]);
         const float curvature = c.beta + root + c.ridge;
+        if (sum.at[i] == 0.0f && weight.at[i] != 0.0f) {  // the first update of an initial weight
+            sum.at[i] =
+                -fmaf(c.beta + before + c.ridge, weight.at[i], copysignf(c.lasso, weight.at[i]));
+        }
         const float moved = fmaf(c.decay, curvature, before - root);
         sum.at[i] = fmaf(moved, weight.at[i], fmaf(c.lr, x, sum.at[i]));
         const float step = (copysignf(c.lasso, sum.at[i]) - sum.at[i]) / curvature;

@@ -14,6 +14,8 @@ def naive(w, n, z, g, *, lr, lambda1, lambda2, beta, weight_decay, scale):
     g, before = f32(scale) * g, np.sqrt(n)
     n += g * g
     c = f32(beta) + np.sqrt(n) + f32(lr * lambda2)
+    own = -((f32(beta) + before + f32(lr * lambda2)) * w + np.sign(w) * f32(lr * lambda1))
+    z[:] = np.where((z == 0) & (w != 0), own, z)
     z += f32(lr) * g - (np.sqrt(n) - before) * w + f32(lr * weight_decay) * c * w
     w[:] = (np.clip(z, -f32(lr * lambda1), f32(lr * lambda1)) - z) / c
 
@@ -85,6 +87,16 @@ def test_is_plain_gradient_descent_with_adagrads_rate():
         n += np.float64(g) ** 2
         w -= lr * g / (beta + np.sqrt(n))
     np.testing.assert_allclose(w32, w, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("penalties", [{}, dict(lambda1=0.5, lambda2=0.3, beta=1.0)])
+def test_the_first_update_moves_an_initial_weight_by_no_more_than_its_gradient(penalties):
+    start = oracle.normals(50)
+    w, (_, n, z) = start.copy(), state(50)
+    ftrl_dense(w, n, z, np.zeros(50, f32), lr=0.1, **penalties)
+    np.testing.assert_allclose(w, start, rtol=1e-6, atol=1e-7)
+    ftrl_dense(w, n, z, np.full(50, 1e-3, f32), lr=0.1, **penalties)
+    np.testing.assert_allclose(w, start, rtol=0, atol=1e-3)
 
 
 def test_lambda1_gives_zeros_and_they_come_back():

@@ -6,6 +6,8 @@
     w = (sign(z) * lr * lambda1 - z) / c        0 where |z| <= lr * lambda1
 
 z is lr times the paper's, so that a schedule changes what steps add, not what weights are already.
+It starts from 0; where it is 0 and w is not, before a weight's first update, it becomes that of w,
+-(beta + r + lr * lambda2) * w - sign(w) * lr * lambda1: the paper's start forgets initial weights.
 Weight decay is decoupled: it takes lr * weight_decay * w off each weight that is not 0 after the
 step, and z, of which weights are made anew, knows. lr = 0 updates nothing.
 
@@ -47,6 +49,8 @@ def _update(w, n, z, g, constants):
         before = np.sqrt(n[i])
         n[i] += x * x
         root = np.sqrt(n[i])
+        if z[i] == 0 and w[i] != 0:
+            z[i] = -((beta + before + ridge) * w[i] + (lasso if w[i] > 0 else -lasso))
         c = beta + root + ridge
         z[i] += lr * x + (decay * c - (root - before)) * w[i]
         edge = lasso if z[i] > 0 else -lasso
