@@ -178,7 +178,7 @@ def round_rows(x: Any, tables: Any, ids: Any, seed: int, step: int, value: int) 
     >>> codes = round_rows(x, np.zeros(10000, np.uint32), np.arange(10000), 1, 0, FLOAT16)
     >>> np.unique(codes.view(np.float16)).astype(float)
     array([1.        , 1.00097656])
-    >>> codes.view(np.float16).mean(dtype=float).round(4)
+    >>> round(float(codes.view(np.float16).mean(dtype=float)), 4)
     1.0005
     """
     where = "round_rows"
