@@ -38,10 +38,10 @@ __device__ __forceinline__ void update(Vector w, float* n, float* z, const float
         square.at[i] = fmaf(x, x, square.at[i]);
         const float root = sqrtf(square.at[i]);
         const float curvature = c.beta + root + c.ridge;
-        if (sum.at[i] == 0.0f && weight.at[i] != 0.0f) {  // the first update of an initial weight
-            sum.at[i] =
-                -fmaf(c.beta + before + c.ridge, weight.at[i], copysignf(c.lasso, weight.at[i]));
-        }
+        const float own =
+            -fmaf(c.beta + before + c.ridge, weight.at[i], copysignf(c.lasso, weight.at[i]));
+        const bool fresh = sum.at[i] == 0.0f && weight.at[i] != 0.0f;  // nothing has moved it yet
+        sum.at[i] = fresh ? own : sum.at[i];
         const float moved = fmaf(c.decay, curvature, before - root);
         sum.at[i] = fmaf(moved, weight.at[i], fmaf(c.lr, x, sum.at[i]));
         const float step = (copysignf(c.lasso, sum.at[i]) - sum.at[i]) / curvature;

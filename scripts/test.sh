@@ -7,4 +7,5 @@ install plot,test,sim
 .venv/bin/ruff check
 .venv/bin/ruff format --check
 find kernels -name '*.cu' -o -name '*.cuh' | xargs -r .venv/bin/clang-format --dry-run -Werror
-exec .venv/bin/python -m pytest -q "$@"
+# A file stays with one process: its fixtures are made once.
+exec .venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile "$@"
