@@ -8,7 +8,7 @@ import pytest
 
 import cupyrec
 from cupyrec import arrays, checkpoint, nn, optim
-from cupyrec.embedding import Normal
+from cupyrec.embedding import Constant, Normal
 
 WIDTH, IDS, STEPS = 3, 40, 300
 ADAM = dict(beta1=0.9, beta2=0.999, eps=1e-8)
@@ -109,6 +109,25 @@ def test_dense_updates_with_l2_and_a_norm_that_includes_it(device):
         truth.adam(g, 0.01 * schedule(t), t, l2=0.05, scale=min(1, 2 / norm))
     got = layer.eval()(xp.asarray(np.arange(IDS)[:, None]))
     check_close(arrays.to_host(got.data)[:, 0], truth.w)
+
+
+def test_catch_up_adam_takes_a_gradient_that_comes_steps_after_its_look_up():
+    """Of id 7 in steps 1 and 22, the second by a look-up before step 2; rows start at 0."""
+    layer = nn.MultiTableEmbedding(1, 1, initializer=Constant(0))
+    optimizer = optim.CatchUpAdam(layer.parameters(), 0.1)
+    w, m, v = np.zeros((3, 1))
+    layer(np.array([[7]])).sum().backward()
+    optimizer.step()
+    kept = layer(np.array([[7]]))
+    for _ in range(20):
+        layer(np.array([[8]])).sum().backward()
+        optimizer.step()
+    kept.sum().backward()
+    optimizer.step()
+    for t in range(1, 23):
+        oracle.adam(w, m, v, np.array([float(t in (1, 22))]), lr=0.1, t=t, **ADAM)
+    ids, vectors = layer.export_table(0)
+    np.testing.assert_allclose(vectors[ids == 7, 0], w, rtol=1e-5)
 
 
 OPTIMIZERS = [

@@ -18,14 +18,7 @@ from cupyrec.embedding.store import StatePart
 from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.bags import pool_rows, weight_gradient
 from cupyrec.ops.catch_up_adam import catch_up_rows, caught_up_vectors
-from cupyrec.ops.embedding_rows import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    Rounding,
-    RowMemory,
-    gather_rows,
-)  # fmt: skip
+from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, FLOAT32, Rounding, RowMemory, gather_rows
 from cupyrec.ops.segment_sum import segment_sum
 from cupyrec.ops.stochastic_rounding import round_rows
 from cupyrec.ops.unique_keys import unique_keys
@@ -141,8 +134,7 @@ class Group:
             first = len(self.store)
             rows = self.store.find_or_insert(keys.tables, keys.ids, self._initial)
             self.statistics.looked_up(tables, keys.tables, first, len(self.store))
-            if self.history is not None:
-                self._catch_up(rows, keys.tables, keys.ids)
+            self._catch_up(rows, keys.tables, keys.ids)
         else:
             rows = self.store.find(keys.tables, keys.ids)
             new = xp.flatnonzero(rows < 0)
@@ -154,10 +146,12 @@ class Group:
                 current = self.current_vectors(rows[known])
                 rows[known] = -1 - len(unseen) - xp.arange(known.size)
                 unseen = xp.concatenate([unseen, current])
-        return LookUp(keys, inverse, rows, unseen, self.numbering, kept)
+        return LookUp(keys, inverse, rows, unseen, self.numbering, len(self.history or ()), kept)
 
     def _catch_up(self, rows: Any, tables: Any, ids: Any) -> None:
-        """Let rows make up for the steps that they were not in."""
+        """Let rows make up for the steps that they were not in, if an optimizer asks for it."""
+        if self.history is None:
+            return
         rounding = self._rounding(tables, ids, len(self.history))
         self.store.update(
             rows,
@@ -308,6 +302,8 @@ class Group:
         """
         self._check_numbering(look_up)
         keys = look_up.keys
+        if look_up.steps != len(self.history or ()):  # steps have come between
+            self._catch_up(look_up.rows, keys.tables, keys.ids)
         self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids))
         if len(self._pending) > _PARTS:  # of a table that no optimizer steps they would pile up
             self._pending = [summed(self.xp, self.width, self._pending)]

@@ -23,6 +23,8 @@ class LookUp(NamedTuple):
     unseen : (M, D) array of float32
     numbering : int
         The group's `numbering` when it was made.
+    steps : int
+        To which rows that catch up had been brought then.
     kept : (K,) array of int64, optional
         Numbers of the keys that are not padding, if there is any.
     """
@@ -32,6 +34,7 @@ class LookUp(NamedTuple):
     rows: Any
     unseen: Any
     numbering: int
+    steps: int
     kept: Any
 
     @property
