@@ -1,9 +1,8 @@
 // What: x = scale * g; r = sqrt(n); n += x^2; c = beta + sqrt(n) + ridge; z += lr * x + (decay * c
 //   - (sqrt(n) - r)) * w; w = (sign(z) * lasso - z) / c, 0 where |z| <= lasso; on N dense
 //   parameters and on U embedding rows [w (DIM), n (DIM), z (DIM)]; a z of 0 beside a w that is not
-//   starts from -((beta + r + ridge) * w + sign(w) * lasso); nothing is written where
-//   `scale` is NaN. The host computes lasso = lr * lambda1, ridge = lr * lambda2 and decay = lr *
-//   weight_decay in float64.
+//   starts from -(beta + r) * w; nothing is written where `scale` is NaN. The host computes lasso =
+//   lr * lambda1, ridge = lr * lambda2 and decay = lr * weight_decay in float64.
 // Who does what: blocks of 256 threads. Dense: a thread updates 4 consecutive floats, VECTOR at a
 //   time. Rows: a thread updates one of the DIM / VECTOR pieces of a row, consecutive threads
 //   consecutive ones, so that a warp moves whole sectors of w, n, z and g.
@@ -13,7 +12,7 @@
 // Tried: see sgd.cu on `scale`, adagrad.cu on roots and quotients. Sums of products that the
 //   compiler fuses as it likes may have other bits on another architecture, hence fmaf. Sectors
 //   over ideal bytes: dense 1.00; 1,728 rows of D = 128 1.02, of 16 1.01. 64 bytes a thread in
-//   flight: 96 KB an SM dense (37 registers, 6 blocks), 136 KB rows (32, 8).
+//   flight: 136 KB an SM (32 registers, 8 blocks).
 #include "common.cuh"
 #include "row_memory.cuh"
 
@@ -38,8 +37,7 @@ __device__ __forceinline__ void update(Vector w, float* n, float* z, const float
         square.at[i] = fmaf(x, x, square.at[i]);
         const float root = sqrtf(square.at[i]);
         const float curvature = c.beta + root + c.ridge;
-        const float own =
-            -fmaf(c.beta + before + c.ridge, weight.at[i], copysignf(c.lasso, weight.at[i]));
+        const float own = -(c.beta + before) * weight.at[i];
         const bool fresh = sum.at[i] == 0.0f && weight.at[i] != 0.0f;  // nothing has moved it yet
         sum.at[i] = fresh ? own : sum.at[i];
         const float moved = fmaf(c.decay, curvature, before - root);

@@ -42,8 +42,7 @@ def ftrl(
     w: Any, n: Any, z: Any, g: Any, *, lr: float, lambda1: float, lambda2: float, beta: float
 ) -> None:
     before, edge = n**0.5, lr * lambda1
-    sign = (w > 0) * 1.0 - (w < 0) * 1.0
-    z -= (z == 0) * ((beta + before + lr * lambda2) * w + sign * edge)  # of weights not moved yet
+    z -= (z == 0) * (beta + before) * w  # of weights not moved yet
     n += g * g
     z += lr * g - (n**0.5 - before) * w
     w[...] = (z.clip(-edge, edge) - z) / (beta + n**0.5 + lr * lambda2)

@@ -364,8 +364,8 @@ def ftrl(
     """Algorithm 1 of McMahan et al. 2013; here z is lr times theirs. What decay takes off a weight
     is made up in z, so that the closed form gives the smaller weight."""
     g, theirs = scale * np.float64(g), z / lr
-    own = -((beta + np.sqrt(n)) / lr + lambda2) * w - np.sign(w) * lambda1
-    theirs = np.where((theirs == 0) & (w != 0), own, theirs)  # weights that nothing has moved yet
+    own = -(beta + np.sqrt(n)) / lr * w  # of weights that nothing has moved yet: the first centre
+    theirs = np.where((theirs == 0) & (w != 0), own, theirs)
     sigma = (np.sqrt(n + g**2) - np.sqrt(n)) / lr
     theirs += g - sigma * w
     n += g**2

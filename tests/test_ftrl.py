@@ -14,8 +14,7 @@ def naive(w, n, z, g, *, lr, lambda1, lambda2, beta, weight_decay, scale):
     g, before = f32(scale) * g, np.sqrt(n)
     n += g * g
     c = f32(beta) + np.sqrt(n) + f32(lr * lambda2)
-    own = -((f32(beta) + before + f32(lr * lambda2)) * w + np.sign(w) * f32(lr * lambda1))
-    z[:] = np.where((z == 0) & (w != 0), own, z)
+    z[:] = np.where((z == 0) & (w != 0), -(f32(beta) + before) * w, z)
     z += f32(lr) * g - (np.sqrt(n) - before) * w + f32(lr * weight_decay) * c * w
     w[:] = (np.clip(z, -f32(lr * lambda1), f32(lr * lambda1)) - z) / c
 
@@ -89,14 +88,25 @@ def test_is_plain_gradient_descent_with_adagrads_rate():
     np.testing.assert_allclose(w32, w, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("penalties", [{}, dict(lambda1=0.5, lambda2=0.3, beta=1.0)])
-def test_the_first_update_moves_an_initial_weight_by_no_more_than_its_gradient(penalties):
-    start = oracle.normals(50)
-    w, (_, n, z) = start.copy(), state(50)
-    ftrl_dense(w, n, z, np.zeros(50, f32), lr=0.1, **penalties)
-    np.testing.assert_allclose(w, start, rtol=1e-6, atol=1e-7)
-    ftrl_dense(w, n, z, np.full(50, 1e-3, f32), lr=0.1, **penalties)
-    np.testing.assert_allclose(w, start, rtol=0, atol=1e-3)
+def test_an_initial_weight_is_the_first_proximal_centre():
+    """Of sum g w + lambda1 |w| + lambda2 / 2 w^2 + sum sigma / 2 (w - w_s)^2: with gradient 0 that
+    of |w - w0|^2 / 2 and the penalties."""
+    start, (_, n, z) = oracle.normals(50), state(50)
+    w, lambda1, lambda2, lr, beta = start.copy(), 2.0, 0.3, 0.1, 1.0
+    ftrl_dense(w, n, z, np.zeros(50, f32), lr=lr, lambda1=lambda1, lambda2=lambda2, beta=beta)
+    sigma = (beta + 0.1**0.5) / lr
+    shrunk = np.maximum(abs(np.float64(start)) - lambda1 / sigma, 0) * np.sign(start)
+    np.testing.assert_allclose(w, shrunk * sigma / (sigma + lambda2), rtol=1e-5, atol=1e-7)
+    assert (w == 0).any()
+    assert w.any()
+
+
+@pytest.mark.parametrize("start", [0.05, -0.05])
+def test_lambda1_pulls_initial_weights_to_0_at_once(start):
+    _, n, z = state(1)
+    w = np.full(1, start, f32)
+    ftrl_dense(w, n, z, np.full(1, 0.01, f32), lr=0.1, lambda1=100.0)
+    assert w == 0
 
 
 def test_lambda1_gives_zeros_and_they_come_back():

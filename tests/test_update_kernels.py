@@ -51,8 +51,7 @@ def naive_ftrl(w, n, z, g, *, lr, lambda1=0, lambda2=0, beta=0, weight_decay=0, 
     g, before, edge = f32(scale) * g, np.sqrt(n), f32(lr * lambda1)
     n += g * g
     c = f32(beta) + np.sqrt(n) + f32(lr * lambda2)
-    own = -((f32(beta) + before + f32(lr * lambda2)) * w + np.sign(w) * edge)
-    z[:] = np.where((z == 0) & (w != 0), own, z)
+    z[:] = np.where((z == 0) & (w != 0), -(f32(beta) + before) * w, z)
     z += f32(lr) * g - (np.sqrt(n) - before) * w + f32(lr * weight_decay) * c * w
     w[:] = (np.clip(z, -edge, edge) - z) / c
 

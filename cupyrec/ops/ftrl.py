@@ -5,9 +5,11 @@
     z += lr * g - (sqrt(n) - r) * w + lr * weight_decay * c * w
     w = (sign(z) * lr * lambda1 - z) / c        0 where |z| <= lr * lambda1
 
-z is lr times the paper's, so that a schedule changes what steps add, not what weights are already.
-It starts from 0; where it is 0 and w is not, before a weight's first update, it becomes that of w,
--(beta + r + lr * lambda2) * w - sign(w) * lr * lambda1: the paper's start forgets initial weights.
+z is lr times the paper's. So without penalties a schedule changes what steps add, not what weights
+are already; lr * lambda1 and lr * lambda2 are of the current lr, which all of z meets.
+It starts from 0; where it is 0 and w is not, before a weight's first update, it becomes
+-(beta + r) * w: an initial weight is the first proximal centre, which the paper has at 0, and both
+penalties pull at it from the first step on.
 Weight decay is decoupled: it takes lr * weight_decay * w off each weight that is not 0 after the
 step, and z, of which weights are made anew, knows. lr = 0 updates nothing.
 
@@ -50,7 +52,7 @@ def _update(w, n, z, g, constants):
         n[i] += x * x
         root = np.sqrt(n[i])
         if z[i] == 0 and w[i] != 0:
-            z[i] = -((beta + before + ridge) * w[i] + (lasso if w[i] > 0 else -lasso))
+            z[i] = -(beta + before) * w[i]
         c = beta + root + ridge
         z[i] += lr * x + (decay * c - (root - before)) * w[i]
         edge = lasso if z[i] > 0 else -lasso

@@ -242,6 +242,8 @@ class CatchUpAdam(Adam):
 class FTRL(Optimizer):
     """Follow the regularized leader (McMahan et al. 2013). Other parameters: see `Optimizer`.
 
+    An initial weight is the first proximal centre: both penalties pull at it from its first update.
+
     Parameters
     ----------
     lambda1, lambda2 : float
