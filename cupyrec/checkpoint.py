@@ -9,6 +9,7 @@ GROUP.SHARD.*.npy     tables (N,), ids (N,), vectors (N, D), state.NAME (N, colu
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import shutil
@@ -301,6 +302,8 @@ def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer |
                 "checkpoint.load: 'optimizer' must have a schedule with a state, as that of "
                 f"'{path}' has {state}, got {optimizer.schedule}."
             )
+        if state is not None:  # refused or half loaded, it would be a copy
+            copy.deepcopy(optimizer.schedule).load_state_dict(state)
 
 
 def _mlps(model: Module) -> list[tuple[str, FusedMLP]]:
