@@ -130,6 +130,25 @@ def test_catch_up_adam_takes_a_gradient_that_comes_steps_after_its_look_up():
     np.testing.assert_allclose(vectors[ids == 7, 0], w, rtol=1e-5)
 
 
+def test_catch_up_adam_refuses_another_decay_before_anything_changes():
+    layer, parameter = layer_of(), nn.Parameter([1.0])
+    optimizer = optim.CatchUpAdam([*layer.parameters(), parameter], 3.0, weight_decay=0.5)
+    optimizer.parameter_groups[0].weight_decay = 0.0
+    layer(np.array([[7]])).backward(np.ones((1, 1, WIDTH), np.float32))
+    parameter.grad = np.ones(1, np.float32)
+    before, constants = layer.digest(), dict(beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.5)
+    text = (
+        "CatchUpAdam.step: tables must keep the constants that former steps are replayed by, "
+        f"{constants}, got {constants | dict(weight_decay=0.0)}."
+    )
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        optimizer.step()
+    assert (layer.digest(), parameter.data.tolist(), optimizer.t) == (before, [1.0], 0)
+    optimizer.parameter_groups[0].weight_decay, optimizer.lr = 0.5, 0.1
+    optimizer.step()
+    assert (optimizer.t, len(layer.group.history)) == (1, 1)
+
+
 OPTIMIZERS = [
     (optim.SGD, {}),
     (optim.SGD, dict(momentum=0.9)),

@@ -202,8 +202,8 @@ class Optimizer(ABC):
             the host doesn't wait to see it: nothing is updated there, but the step counts and the
             gradients are cleared.
         ValueError
-            A later optimizer has taken parameters over, or the schedule gives no learning rate;
-            nothing was changed.
+            A later optimizer has taken parameters over, or rates are out of bounds; nothing was
+            changed.
 
         Examples
         --------
@@ -220,6 +220,7 @@ class Optimizer(ABC):
                 f"{type(self).__name__}.step: its parameters must not belong to a later optimizer "
                 f"or have moved to another device, got {taken[0]}."
             )
+        rates = [self._rates(share) for share in self.parameter_groups]
         work = {
             share: [(group, group.gradients(share.l2)) for group in share.tables]
             for share in self.parameter_groups
@@ -227,23 +228,23 @@ class Optimizer(ABC):
         dense = [share.collect() for share in work]
         rows = [gradients for tables in work.values() for _, gradients in tables]
         scale = self._scale(loss.data if isinstance(loss, Tensor) else loss, rows, dense)
-        rates = [
-            dict(lr=self.current_lr(share), weight_decay=share.weight_decay, scale=scale)
-            for share in work
-        ]
-        for own in rates:
-            if own["lr"] * own["weight_decay"] >= 1:  # it would turn weights around
-                raise ValueError(
-                    f"{type(self).__name__}.step: lr * weight_decay must be less than 1, "
-                    f"got {own['lr']} * {own['weight_decay']}."
-                )
         self.t += 1
         random.set_step(self.t)
         for (share, tables), grad, own in zip(work.items(), dense, rates, strict=True):
-            self._update_dense(share.data, share.state, grad, **own)
+            self._update_dense(share.data, share.state, grad, scale=scale, **own)
             for group, gradients in tables:
-                self._update_group(group, gradients, **own)
+                self._update_group(group, gradients, scale=scale, **own)
         self.zero_grad()
+
+    def _rates(self, share: ParameterGroup) -> dict[str, float]:
+        """The rates of a parameter group in the next step, checked before anything changes."""
+        lr, weight_decay = self.current_lr(share), share.weight_decay
+        if lr * weight_decay >= 1:  # it would turn weights around
+            raise ValueError(
+                f"{type(self).__name__}.step: lr * weight_decay must be less than 1, "
+                f"got {lr} * {weight_decay}."
+            )
+        return dict(lr=lr, weight_decay=weight_decay)
 
     def _scale(self, loss: Any, rows: list[RowGradients], dense: list[Any]) -> Any:
         """The factor of all gradients; on a device an array, NaN where nothing may be updated."""

@@ -207,7 +207,8 @@ class CatchUpAdam(Adam):
     """Adam whose rows end up as in a dense table, though each step touches those of its batch only.
 
     When a row is read, it first makes up for the steps that it was not in: in training in place, in
-    evaluation and export in the value read. Parameters: see `Adam`; `weight_decay` is decoupled.
+    evaluation and export in the value read. Parameters: see `Adam`; `weight_decay` is decoupled, and
+    like `betas` and `eps` must stay as it is: rows replay former steps by it.
 
     Notes
     -----
@@ -225,10 +226,22 @@ class CatchUpAdam(Adam):
         return (*super()._row_state(width), StatePart("last", 1, 0, np.int32))
 
     def _prepare(self, group, share):
-        history = AdamHistory(
-            beta1=self.betas[0], beta2=self.betas[1], eps=self.eps, weight_decay=share.weight_decay
-        )
-        group.set_state(self._row_state(group.width), history)
+        group.set_state(self._row_state(group.width), AdamHistory(**self._replayed(share)))
+
+    def _replayed(self, share) -> dict[str, float]:
+        """What rows make up for steps by, besides their learning rates."""
+        beta1, beta2 = self.betas
+        return dict(beta1=beta1, beta2=beta2, eps=self.eps, weight_decay=share.weight_decay)
+
+    def _rates(self, share):
+        replayed = self._replayed(share)
+        for group in share.tables:
+            if group.history.constants != replayed:
+                raise ValueError(
+                    "CatchUpAdam.step: tables must keep the constants that former steps are "
+                    f"replayed by, {group.history.constants}, got {replayed}."
+                )
+        return super()._rates(share)
 
     def _update_group(self, group, gradients, *, lr, scale, weight_decay):
         group.history.append(lr)
