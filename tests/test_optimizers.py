@@ -258,14 +258,18 @@ def test_bad_gradients_are_told_by_table_and_count_and_change_nothing(dtype):
     assert optimizer.t == 0
 
 
+@pytest.mark.parametrize("decay", [0.5, 0.5 - 2.0**-27])  # float32 has no 1 - 2^-26
 @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW, optim.CatchUpAdam, optim.FTRL])
-def test_a_decay_that_would_turn_weights_around_changes_nothing(kind):
+def test_a_decay_that_would_turn_weights_around_changes_nothing(kind, decay):
     layer, parameter = layer_of(), nn.Parameter([1.0])
-    optimizer = kind([*layer.parameters(), parameter], 2.0, weight_decay=0.5)
+    optimizer = kind([*layer.parameters(), parameter], 2.0, weight_decay=decay)
     layer(np.array([[7]])).backward(np.ones((1, 1, WIDTH), np.float32))
     parameter.grad = np.ones(1, np.float32)
     before = layer.digest()
-    text = f"{kind.__name__}.step: lr * weight_decay must be less than 1, got 2.0 * 0.5."
+    text = (
+        f"{kind.__name__}.step: lr * weight_decay must be less than 1 in float32, "
+        f"got 2.0 * {decay}."
+    )
     with pytest.raises(ValueError, match=oracle.sentence(text)):
         optimizer.step()
     assert (layer.digest(), parameter.data.tolist(), optimizer.t) == (before, [1.0], 0)

@@ -65,13 +65,13 @@ def test_none_stands_for_the_optimizers_own():
     assert (group.lr, group.weight_decay, group.l2) == (None, 0.5, 0.25)
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -1.0, 1e39])
 def test_a_schedule_that_is_out_of_bounds_moves_nothing(factor):
     parameter = nn.Parameter([4.0])
     optimizer = SGD([parameter], 0.5, schedule=lambda step: factor)
     parameter.grad = np.ones(1, np.float32)
     text = (
-        "SGD: 'schedule' must give a learning rate that is finite and not negative, "
+        "SGD: the learning rate must be a finite float32 and not negative, "
         f"got {0.5 * factor} in step 1."
     )
     with pytest.raises(ValueError, match=oracle.sentence(text)):

@@ -20,6 +20,9 @@ from cupyrec.optim.parameter_group import ParameterGroup
 
 __all__ = ["Optimizer"]
 
+_LARGEST = float(np.finfo(np.float32).max)
+_DECAY = 1 - 2.0**-25  # from here on float32 has 1
+
 
 class Optimizer(ABC):
     """Base of the optimizers.
@@ -167,10 +170,10 @@ class Optimizer(ABC):
         """
         lr = self.lr if share is None or share.lr is None else share.lr
         lr *= self.schedule(self.t + 1) if self.schedule else 1.0
-        if not 0 <= lr < math.inf:
+        if not 0 <= lr <= _LARGEST:
             raise ValueError(
-                f"{type(self).__name__}: 'schedule' must give a learning rate that is finite and "
-                f"not negative, got {lr} in step {self.t + 1}."
+                f"{type(self).__name__}: the learning rate must be a finite float32 and not "
+                f"negative, got {lr} in step {self.t + 1}."
             )
         return lr
 
@@ -239,9 +242,9 @@ class Optimizer(ABC):
     def _rates(self, share: ParameterGroup) -> dict[str, float]:
         """The rates of a parameter group in the next step, checked before anything changes."""
         lr, weight_decay = self.current_lr(share), share.weight_decay
-        if lr * weight_decay >= 1:  # it would turn weights around
+        if not lr * weight_decay < _DECAY:  # it would wipe weights, or turn them around
             raise ValueError(
-                f"{type(self).__name__}.step: lr * weight_decay must be less than 1, "
+                f"{type(self).__name__}.step: lr * weight_decay must be less than 1 in float32, "
                 f"got {lr} * {weight_decay}."
             )
         return dict(lr=lr, weight_decay=weight_decay)
