@@ -90,6 +90,22 @@ def test_a_step_that_is_refused_leaves_l2_out_of_the_gradient():
     assert parameter.data == 4 - 0.5 * (3 + 0.5 * 4)
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
+@pytest.mark.parametrize("l2", [1e38, 1e39])
+def test_what_l2_makes_overflow_is_named(l2):
+    layer, parameter = nn.MultiTableEmbedding(1, 1, dense_updates=True), nn.Parameter([4.0, 0.5])
+    layer.import_table(0, np.array([7]), np.full((1, 1), 4, np.float32))
+    optimizer = SGD([*layer.parameters(), parameter], 0.1, l2=l2)
+    count = 1 if l2 == 1e38 else 2
+    text = (
+        "SGD.step: gradients + l2 * weight must be finite, got those of 1 id of table 0 not, "
+        f"{count} of 2 values of a parameter (2,) not in step 1."
+    )
+    with pytest.raises(FloatingPointError, match=oracle.sentence(text)):
+        optimizer.step()
+    assert parameter.data.tolist() == [4, 0.5]
+
+
 @pytest.mark.parametrize(
     ("parameters", "options", "error", "text"),
     [

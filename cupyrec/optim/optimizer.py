@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -257,20 +258,22 @@ class Optimizer(ABC):
             if all(map(math.isfinite, squares)):
                 what = f"the loss must be finite, got {loss}"
             else:
-                what = f"gradients must be finite, got {self._not_finite(rows)}"
+                own = " + l2 * weight" * any(share.l2 for share in self.parameter_groups)
+                what = f"gradients{own} must be finite, got {self._not_finite(rows, dense)}"
             raise FloatingPointError(f"{type(self).__name__}.step: {what} in step {self.t + 1}.")
         return scale
 
-    def _not_finite(self, rows: list[RowGradients]) -> str:
+    def _not_finite(self, rows: list[RowGradients], dense: list[Any]) -> str:
         """Say which gradients are NaN or infinite, and how many."""
         found = []
         for gradients in rows:
             bad = ~np.isfinite(gradients.values).all(axis=1)
             for table, n in zip(*np.unique(gradients.tables[bad], return_counts=True), strict=True):
                 found.append(f"those of {n} id{'s' * int(n > 1)} of table {table} not")
-        for p in self.parameters:
-            if count := int(p.grad_buffer.size - np.isfinite(p.grad_buffer).sum()):
-                found.append(f"{count} of {p.size} values of a parameter {p.shape} not")
+        views = [share.views(g) for share, g in zip(self.parameter_groups, dense, strict=True)]
+        for g in itertools.chain(*views):
+            if count := int(g.size - np.isfinite(g).sum()):
+                found.append(f"{count} of {g.size} values of a parameter {g.shape} not")
         return ", ".join(found[:3] + ["..."] * (len(found) > 3))
 
     def _update_group(self, group: Group, gradients: RowGradients, **rates: Any) -> None:
