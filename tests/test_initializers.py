@@ -191,6 +191,7 @@ def test_other_devices_draw_the_same(xp):
         (0, Uniform(), 1, ValueError, "'width' must be at least 1, got 0."),
         (4, Uniform(), -1, ValueError, "'seed' must lie in [0, 2**64), got -1."),
         (4, Uniform(), 2**64, ValueError, f"'seed' must lie in [0, 2**64), got {2**64}."),
+        (4, Uniform(), 1.5, TypeError, "'seed' must be an integer, got 1.5."),
         (4, [], 1, ValueError, "there must be an initializer, got none."),
         (4, [Uniform(), [(3, Uniform())]], 1, ValueError,
          "columns of table 1 must add up to D = 4, got 3."),

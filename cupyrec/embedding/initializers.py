@@ -233,9 +233,13 @@ class InitialVectors:
     distributions: Distributions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        errors.positive("InitialVectors", "width", self.width)
+        width = errors.positive("InitialVectors", "width", self.width)
+        if not isinstance(self.seed, (int, np.integer)):
+            raise TypeError(f"InitialVectors: 'seed' must be an integer, got {self.seed!r}.")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"InitialVectors: 'seed' must lie in [0, 2**64), got {self.seed}.")
+        object.__setattr__(self, "width", width)
+        object.__setattr__(self, "seed", int(self.seed))
         given = self.initializers
         given = [given] if isinstance(given, Initializer) else list(given)
         if not given:
@@ -307,9 +311,8 @@ def _ranges(table: int, given: Any, width: int) -> tuple[tuple[int, Initializer]
             f"InitialVectors: table {table} must have an initializer or pairs "
             f"(columns, initializer), got {given!r}."
         )
-    pairs = tuple(map(tuple, given))
-    for columns, initializer in pairs:
-        errors.positive("InitialVectors", "columns", columns)
+    pairs = tuple((errors.positive("InitialVectors", "columns", n), own) for n, own in given)
+    for _, initializer in pairs:
         if not isinstance(initializer, Initializer):
             raise TypeError(
                 f"InitialVectors: table {table} must have initializers, got {initializer!r}."

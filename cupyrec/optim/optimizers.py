@@ -53,7 +53,7 @@ class SGD(Optimizer):
             raise ValueError(f"SGD: 'momentum' must lie in [0, 1), got {momentum}.")
         if nesterov and not momentum:
             raise ValueError("SGD: 'nesterov' must come with 'momentum', got 0.")
-        self.momentum, self.nesterov = momentum, nesterov
+        self.momentum, self.nesterov = float(momentum), nesterov
         self.state = ("momentum",) if momentum else ()
         super().__init__(parameters, lr, **options)
 
@@ -167,7 +167,7 @@ class Adam(Optimizer):
         where = type(self).__name__
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"{where}: 'betas' must be two numbers in [0, 1), got {betas}.")
-        self.betas, self.eps = betas, _checked_eps(where, eps)
+        self.betas, self.eps = tuple(map(float, betas)), _checked_eps(where, eps)
         super().__init__(parameters, lr, **options)
 
     def _constants(self) -> dict[str, Any]:
@@ -207,8 +207,8 @@ class CatchUpAdam(Adam):
     """Adam whose rows end up as in a dense table, though each step touches those of its batch only.
 
     When a row is read, it first makes up for the steps that it was not in: in training in place, in
-    evaluation and export in the value read. Parameters: see `Adam`; `weight_decay` is decoupled, and
-    like `betas` and `eps` must stay as it is: rows replay former steps by it.
+    evaluation and export in the value read. Parameters: see `Adam`. `weight_decay` is decoupled;
+    it, `betas` and `eps` must stay as they are, since rows replay former steps by them.
 
     Notes
     -----
@@ -291,6 +291,7 @@ class FTRL(Optimizer):
             if not 0 <= value < math.inf:
                 raise ValueError(f"FTRL: '{name}' must be finite and not negative, got {value}.")
         self.initial_accumulator = _checked_accumulator("FTRL", initial_accumulator)
+        self.constants = {name: float(value) for name, value in self.constants.items()}
         if not (beta or initial_accumulator):
             raise ValueError("FTRL: 'beta' or 'initial_accumulator' must be positive, got 0 and 0.")
         super().__init__(parameters, lr, **options)
@@ -309,7 +310,7 @@ def _checked_eps(where: str, eps: float) -> float:
     """Without it a gradient that was always zero would give 0/0."""
     if not (math.isfinite(eps) and eps > 0):
         raise ValueError(f"{where}: 'eps' must be finite and positive, got {eps}.")
-    return eps
+    return float(eps)
 
 
 def _checked_accumulator(where: str, value: float) -> float:
@@ -317,4 +318,4 @@ def _checked_accumulator(where: str, value: float) -> float:
         raise ValueError(
             f"{where}: 'initial_accumulator' must be finite and not negative, got {value}."
         )
-    return value
+    return float(value)

@@ -55,8 +55,12 @@ class ParameterGroup:
         self.weight_decay = options.get("weight_decay", defaults.get("weight_decay", 0.0))
         self.l2 = options.get("l2", defaults.get("l2", 0.0))
         for name in ("lr", "weight_decay", "l2"):
-            if (value := getattr(self, name)) is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{where}: '{name}' must be finite and not negative, got {value}.")
+            if (value := getattr(self, name)) is not None:
+                if not 0 <= value < math.inf:
+                    raise ValueError(
+                        f"{where}: '{name}' must be finite and not negative, got {value}."
+                    )
+                setattr(self, name, float(value))
         held = list({id(p): p for p in _listed(options["params"])}.values())  # each once
         self.tables = [p for p in held if isinstance(p, Group)]
         self.parameters = [p for p in held if not isinstance(p, Group)]

@@ -239,6 +239,8 @@ class Plateau:
             )
         if not 0 <= self.min_factor <= 1:
             raise ValueError(f"Plateau: 'min_factor' must lie in [0, 1], got {self.min_factor}.")
+        for name in ("factor", "threshold", "min_factor"):  # JSON takes no NumPy scalars
+            setattr(self, name, float(getattr(self, name)))
 
     def __call__(self, step: int) -> float:
         return self.current
