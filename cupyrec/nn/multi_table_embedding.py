@@ -191,6 +191,10 @@ class MultiTableEmbedding(Tables, Module):
             self._check_weights(ids, weights)
         if offsets is not None:
             return self._ragged(xp, ids, offsets, weights)
+        if self.max_length is not None:
+            raise ValueError(
+                f"{_NAME}: 'max_length' must come with 'offsets', got ids {ids.shape} alone."
+            )
         axes = f"B {len(self.fields)}" + " L" * (ids.ndim == 3)
         errors.axes(_NAME, ids=(ids, axes))
         if self.pooling is None or (ids.ndim == 2 and weights is None):
