@@ -153,6 +153,14 @@ def test_what_is_refused_changes_nothing(call, error, text):
     assert tables.digest() == before
 
 
+def test_padding_is_not_imported():
+    tables = nn.MultiTableEmbedding(1, 2, padding_idx=2**64 - 1)
+    text = "import_table: 'ids' must not hold 'padding_idx', got -1."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        tables.import_table(0, np.array([5, -1]), np.ones((2, 2), np.float32))
+    assert len(tables.group.store) == 0
+
+
 def test_it_prints_an_account_of_its_tables():
     embedding = nn.MultiTableEmbedding(14, [2, 3] * 7)
     embedding(np.ones((4, 14), np.int64))

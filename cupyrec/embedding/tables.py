@@ -52,6 +52,8 @@ class Tables:
     See `cupyrec.nn.MultiTableEmbedding`.
     """
 
+    padding_idx: int | None = None  # an id without a row
+
     def __init__(
         self,
         num_tables: int,
@@ -216,7 +218,8 @@ class Tables:
         Raises
         ------
         ValueError, TypeError
-            Shapes or dtypes that don't agree, a vector that is not finite, or an id twice.
+            Shapes or dtypes that don't agree, a vector that is not finite, an id twice, or
+            `padding_idx`.
 
         Examples
         --------
@@ -224,6 +227,10 @@ class Tables:
         """
         group = self._table("import_table", table)
         ids = arrays.to_host(widened(arrays.namespace(_NAME, ids), ids))
+        if self.padding_idx is not None and (ids == self.padding_idx).any():
+            raise ValueError(
+                f"import_table: 'ids' must not hold 'padding_idx', got {self.padding_idx}."
+            )
         transfer.import_vectors(group, np.full(ids.shape, table, np.uint32), ids, vectors)
 
     def delete(self, table: int, ids: Any) -> int:
