@@ -366,6 +366,8 @@ def test_what_is_refused_changes_nothing(device, options, given, error, text):
          f"'padding_idx' must lie in [-2**63, 2**64), got {2**64}."),
         ((2, 4), dict(padding_idx=-(2**63) - 1), ValueError,
          f"'padding_idx' must lie in [-2**63, 2**64), got {-(2**63) - 1}."),
+        ((2, 4), dict(initializer="normal"), TypeError,
+         "'initializer' must be an initializer, or a sequence of one a table, got 'normal'."),
         ((2, 4), dict(initializer=[Uniform()]), ValueError,
          "'initializer' must be one, or one of each of the 2 tables, got 1."),
     ],

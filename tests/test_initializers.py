@@ -199,6 +199,11 @@ def test_other_devices_draw_the_same(xp):
          "'columns' must be at least 1, got 0."),
         (4, [Uniform(), [(4, "normal")]], 1, TypeError,
          "table 1 must have initializers, got 'normal'."),
+        (4, "normal", 1, TypeError,
+         "table 0 must have an initializer or pairs (columns, initializer), got 'normal'."),
+        (4, [(4, Uniform())], 1, TypeError,
+         "table 0 must have an initializer or pairs (columns, initializer), got "
+         "(4, Uniform(low=-0.05, high=0.05))."),
         (4, [Uniform(), "normal"], 1, TypeError,
          "table 1 must have an initializer or pairs (columns, initializer), got 'normal'."),
         (4, [None], 1, TypeError,

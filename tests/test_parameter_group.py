@@ -122,6 +122,11 @@ def test_what_l2_makes_overflow_is_named(l2):
         ([{"params": []}], {}, ValueError, "SGD: 'parameters' must not be empty, got none."),
         ([{"params": []}, nn.Parameter([1.0])], {}, TypeError,
          "SGD: 'parameters' must be all dicts or none, got a mixture."),
+        ([[nn.Parameter([1.0])]], {}, TypeError,
+         "SGD: 'parameters' must be Tensors and Groups, as Module.parameters yields them, "
+         "got list."),
+        ([nn.Parameter([1.0])], {"schedule": 3}, TypeError,
+         "SGD: 'schedule' must be callable or None, got 3."),
     ],
 )  # fmt: skip
 def test_what_is_refused(parameters, options, error, text):

@@ -241,7 +241,7 @@ class InitialVectors:
         object.__setattr__(self, "width", width)
         object.__setattr__(self, "seed", int(self.seed))
         given = self.initializers
-        given = [given] if isinstance(given, Initializer) else list(given)
+        given = list(given) if isinstance(given, (list, tuple)) else [given]
         if not given:
             raise ValueError("InitialVectors: there must be an initializer, got none.")
         tables = [_ranges(t, own, self.width) for t, own in enumerate(given)]
@@ -306,7 +306,9 @@ def _ranges(table: int, given: Any, width: int) -> tuple[tuple[int, Initializer]
     """Pairs (columns, initializer), checked."""
     if isinstance(given, Initializer):
         return ((width, given),)
-    if not isinstance(given, Sequence) or isinstance(given, str):
+    if not isinstance(given, Sequence) or not all(
+        isinstance(pair, Sequence) and len(pair) == 2 for pair in given
+    ):
         raise TypeError(
             f"InitialVectors: table {table} must have an initializer or pairs "
             f"(columns, initializer), got {given!r}."

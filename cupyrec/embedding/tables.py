@@ -275,13 +275,17 @@ def _initializers(num_tables: int, given: Any) -> list[Any]:
     """Return the initializer of each table."""
     if given is None or isinstance(given, Initializer):
         return [Uniform() if given is None else given] * num_tables
-    given = list(given)
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TypeError(
+            f"{_NAME}: 'initializer' must be an initializer, or a sequence of one a table, "
+            f"got {given!r}."
+        )
     if len(given) != num_tables:
         raise ValueError(
             f"{_NAME}: 'initializer' must be one, or one of each of the {num_tables} tables, "
             f"got {len(given)}."
         )
-    return given
+    return list(given)
 
 
 def _widths(num_tables: int, embedding_dim: Any) -> list[int]:

@@ -74,6 +74,8 @@ class Optimizer(ABC):
             raise ValueError(f"{where}: 'lr' must be finite and not negative, got {lr}.")
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"{where}: 'clip_norm' must be positive, got {clip_norm}.")
+        if not (schedule is None or callable(schedule)):
+            raise TypeError(f"{where}: 'schedule' must be callable or None, got {schedule!r}.")
         self.lr, self.schedule, self.clip_norm, self.t = float(lr), schedule, clip_norm, 0
         parameters = list(parameters)
         options = parameters if _are_dicts(where, parameters) else [{"params": parameters}]

@@ -62,6 +62,11 @@ class ParameterGroup:
                     )
                 setattr(self, name, float(value))
         held = list({id(p): p for p in _listed(options["params"])}.values())  # each once
+        if strangers := [p for p in held if not isinstance(p, (Tensor, Group))]:
+            raise TypeError(
+                f"{where}: 'parameters' must be Tensors and Groups, as Module.parameters yields "
+                f"them, got {type(strangers[0]).__name__}."
+            )
         self.tables = [p for p in held if isinstance(p, Group)]
         self.parameters = [p for p in held if not isinstance(p, Group)]
         if self.l2 and any(not table.dense_updates for table in self.tables):
