@@ -19,12 +19,14 @@ def blocks(language: str) -> list[str]:
 def test_readme(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (shell,) = (block for block in blocks("sh") if "cupyrec data" in block)
-    lines = shell.replace("200000", "3000").replace("20000", "700").splitlines()
+    shell = shell.replace("\\\n", " ").replace("200000", "3000").replace("20000", "700")
+    lines = shell.splitlines()
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line[:8] == "cupyrec "]
     assert [command[0] for command in commands] == [*["data"] * 3, "train", "evaluate", "predict"]
     for command in commands:
         assert cli.main(command) == 0, command
-    clicks = parquet.read_table("clicks.parquet")["probability"].to_numpy()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "runs"]  # Git ignores them
+    clicks = parquet.read_table("data/clicks.parquet")["probability"].to_numpy()
     assert clicks.shape == (700,)
 
     names: dict = {}
