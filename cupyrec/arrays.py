@@ -267,7 +267,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
     return _pool.take(nbytes).view(dtype).reshape(shape)
 
 
-_OWN_PAGES = 1 << 18  # bytes from which on an array has pages of its own
+_OWN_PAGES = 1 << 17  # bytes from which on an array has pages of its own
 
 
 def pages(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -291,7 +291,10 @@ def pages(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
     nbytes = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
     if nbytes < _OWN_PAGES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(shape, dtype)
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # no room, for which NumPy has the right error
+        return np.zeros(shape, dtype)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype).reshape(shape)

@@ -147,6 +147,11 @@ def test_pages_are_zeros_to_write_to(shape):
     assert not arrays.pages(shape, np.int32).any()
 
 
+def test_no_room_for_pages():
+    with pytest.raises(MemoryError):
+        arrays.pages(1 << 55, np.uint8)
+
+
 def test_address(xp):
     for module in (np, xp):
         x = module.zeros((3, 4), np.int32)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupyrec import arrays as devices
-from cupyrec import cpu
+from cupyrec import cpu, huge_pages
+from cupyrec.ops import hash_table
 from cupyrec.ops.hash_key import hash_key
 from cupyrec.ops.hash_segments import CHUNK
 from cupyrec.ops.hash_table import HashTable
@@ -160,6 +161,53 @@ def test_any_number_of_threads_gives_the_same_rows():
         cpu.set_num_threads(before)
     assert results == results[:1] * 3
     assert len(set(results[0])) > 10
+
+
+def test_huge_pages_change_no_row(monkeypatch):
+    """Nor do blocks of keys that move there."""
+    expected = [a.tobytes() for a in scenario()]
+    monkeypatch.setattr(huge_pages, "_LEAST", 1 << 11)
+    monkeypatch.setattr(hash_table, "_MANY", 2)
+    monkeypatch.setattr(hash_table, "_MOVED", 1)
+    assert [a.tobytes() for a in scenario()] == expected
+
+
+def test_no_memory_for_huge_pages_leaves_the_table_as_it_was(monkeypatch):
+    tables, ids = np.zeros(5 * CHUNK, np.uint32), np.arange(5 * CHUNK)
+    table = HashTable()
+    for first in (0, CHUNK):
+        table.insert(tables[first : first + CHUNK], ids[first : first + CHUNK])
+    monkeypatch.setattr(hash_table, "_MANY", 3)
+    monkeypatch.setattr(hash_table, "_MOVED", 1)
+    real = table._pages.zeros
+    for allowed in range(3):  # two chunks that move, and the new ones
+        left = iter(range(allowed))
+
+        def zeros(shape, dtype, left=left):
+            if next(left, None) is None:
+                raise MemoryError("no room")
+            return real(shape, dtype)
+
+        monkeypatch.setattr(table._pages, "zeros", zeros)
+        with pytest.raises(MemoryError, match="no room"):
+            table.find_or_insert(tables, ids)
+        assert len(table) == 2 * CHUNK
+        found = table.find(tables, ids)
+        np.testing.assert_array_equal(found, np.where(ids < 2 * CHUNK, ids, -1))
+    monkeypatch.undo()
+    np.testing.assert_array_equal(table.find_or_insert(tables, ids), ids)
+
+
+def test_many_keys_take_at_most_24_bytes_each():
+    generator, table = np.random.default_rng(0), HashTable()
+    for _ in range(20):
+        ids = generator.integers(LOW, HIGH, 200_000)
+        table.insert(np.zeros(ids.size, np.uint32), ids)
+    assert table._pages.spare + table._slots._pages.spare > 0
+    assert 22 < table.nbytes / len(table) <= 24
+    np.testing.assert_array_equal(
+        table.find(np.zeros(ids.size, np.uint32), ids), np.arange(3_800_000, 4_000_000)
+    )
 
 
 def test_large_deletions_against_a_dict():

@@ -22,8 +22,8 @@ MAX_LINES = 450
 
 # Lower never imports higher; "cupyrec" is the namespace of cupyrec/__init__.py.
 LAYERS = (
-    "errors < cpu < cublaslt_library nvrtc < sim < arrays < random kernel cublaslt < autograd < ops"
-    " < parallel < embedding < optim < nn < models"
+    "errors < cpu < cublaslt_library nvrtc < sim < arrays < huge_pages random kernel cublaslt"
+    " < autograd < ops < parallel < embedding < optim < nn < models"
     " < checkpoint config data interruption metrics progress run_folder testing training < cupyrec"
     " < cli commands __main__"
 )
@@ -40,7 +40,7 @@ IN_ONE_PLACE = {
     "nvrtc": {"cuda", "cupy"},
     "parallel": {"mpi4py"},
 }
-LOOPS = {"loop", "exact_loop", "cpu.loop", "cpu.exact_loop"}
+LOOPS = {"loop", "exact_loop", "cpu.loop", "cpu.exact_loop", "cpu.exact_inline"}
 OPTIONAL = {"cuda", "cupy", "matplotlib", "mpi4py", "sklearn", "torch"}
 
 

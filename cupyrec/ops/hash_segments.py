@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from cupyrec import arrays, cpu
+from cupyrec import cpu
+from cupyrec.huge_pages import HugePages
 from cupyrec.ops.hash_key import hash_key
 
 __all__ = ["CHUNK", "Segments"]
@@ -30,10 +31,10 @@ CHUNK = 1 << _CHUNK_BITS  # keys a chunk: the low and high word of each id, and 
 
 _SEGMENTS = 128
 _LEAST = 8  # slots
-_GROWTH, _LOAD = 1.25, 0.8
-_KEYS = 4096  # a block of a CPU loop
+_GROWTH, _LOAD = 1.2, 0.8
+_KEYS = 8192  # a block of a CPU loop
 _OWNED = 16  # segments that a thread changes at a time
-_AHEAD = 32  # keys whose cache misses overlap
+_AHEAD = 16  # keys whose cache misses overlap
 _NEAR = 16  # keys from the one being worked on to the one that is asked for
 _TAG, _FRACTION, _LOW_32 = (np.uint64((1 << bits) - 1) for bits in (24, 28, 32))
 _0, _1, _3, _4, _24, _28, _29, _32, _57 = map(np.uint64, (0, 1, 3, 4, 24, 28, 29, 32, 57))
@@ -237,7 +238,8 @@ class Segments:
 
     def __init__(self) -> None:
         self._counts = np.zeros(_SEGMENTS, np.int64)
-        self._slots = [arrays.pages(size, np.uint64) for size in _sizes(self._counts)]
+        self._pages = HugePages()
+        self._slots = [self._pages.zeros(size, np.uint64) for size in _sizes(self._counts)]
         located = [(slots.ctypes.data, slots.size, 0) for slots in self._slots]
         self._segments = np.array(located, np.uint64)  # address, size, whether a key is far away
 
@@ -249,6 +251,11 @@ class Segments:
     def size(self) -> int:
         """Number of slots."""
         return int(self._segments[:, 1].sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of slots, and of memory that waits for more."""
+        return 8 * self.size + self._pages.spare
 
     def find(self, chunks: Any, tables: Any, ids: Any, rows: Any) -> None:
         """Write the row of each key to `rows`, -1 where there is none."""
@@ -304,7 +311,7 @@ class Segments:
 
         def work(i: int, j: int) -> None:
             for s in chosen[i:j]:
-                slots = arrays.pages(sizes[s], np.uint64)
+                slots = self._pages.zeros(sizes[s], np.uint64)
                 far = _refill_cpu(self._slots[s], self._segments[s, 2], chunks, slots)
                 self._slots[s], self._segments[s] = slots, (slots.ctypes.data, slots.size, far)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays
+from cupyrec.huge_pages import HugePages
 from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.hash_key import check_keys
 from cupyrec.ops.hash_segments import CHUNK, Segments
@@ -24,6 +25,8 @@ from cupyrec.ops.hash_segments import CHUNK, Segments
 __all__ = ["HashTable"]
 
 _BLOCK = 256  # threads
+_MANY = 256  # chunks from which on the CPU's lie in huge pages: spare ones are little beside them
+_MOVED = 16  # chunks of a block that goes there
 _LEAST = 256  # slots
 _LOAD, _LOAD_AFTER = 0.8, 0.71  # above the one slots grow, to the other
 
@@ -70,6 +73,7 @@ class _DeviceSlots:
 
     xp = property(lambda self: arrays.namespace("HashTable", self._slots))
     size = property(lambda self: self._slots.size)
+    nbytes = property(lambda self: 8 * self.size)
 
     def find(self, chunks: Any, tables: Any, ids: Any, rows: Any) -> None:
         _find(self._slots, self.size, chunks, tables, ids, rows, ids.size, n=ids.size)
@@ -142,6 +146,7 @@ class HashTable:
     def __init__(self, xp: ModuleType = np) -> None:
         self._slots = Segments() if xp is np else _DeviceSlots(xp)
         self._blocks: list[Any] = []  # keys (rows, 3): low and high word of the id, table
+        self._pages = HugePages()  # of blocks, once they are many
         self._chunks = xp.empty(0, np.uint64)
         self._len = 0
 
@@ -152,8 +157,8 @@ class HashTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of slots and keys."""
-        return 8 * self._slots.size + 12 * CHUNK * self._chunks.size
+        """Bytes of slots and keys, and of memory that waits for more of them."""
+        return self._slots.nbytes + 12 * CHUNK * self._chunks.size + self._pages.spare
 
     @property
     def load(self) -> float:
@@ -363,9 +368,22 @@ class HashTable:
         missing = blocks(length, CHUNK) - self._chunks.size
         if missing > 0:
             missing = max(missing, self._chunks.size // 64)
-            empty = arrays.pages if self.xp is np else self.xp.empty
+            empty, chunks = self.xp.empty, self._chunks.size + missing
+            if self.xp is np:
+                empty = arrays.pages if chunks < _MANY else self._pages.zeros
+                if self._chunks.size < _MANY <= chunks:
+                    self._move_to_huge_pages()
             self._blocks.append(empty((missing * CHUNK, 3), np.uint32))
             self._locate()
+
+    def _move_to_huge_pages(self) -> None:
+        moved, rows = [], CHUNK * self._chunks.size
+        for first in range(0, rows, CHUNK * _MOVED):
+            parts = [*self._parts(first, min(first + CHUNK * _MOVED, rows))]
+            moved.append(self._pages.zeros((sum(map(len, parts)), 3), np.uint32))
+            np.concatenate(parts, out=moved[-1])
+        self._blocks = moved
+        self._locate()
 
     def _locate(self) -> None:
         """Tell loops and kernels where the chunks lie, in a new array: launches have the old."""
