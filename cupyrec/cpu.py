@@ -5,6 +5,10 @@ fixed blocks to a pool of threads. Block borders depend on sizes alone, never on
 threads, so a loop gives the same bits however many threads run it. Serial loops compile several
 times faster than Numba's ``parallel=True``, may run in background threads, and need no OpenMP.
 
+Phases are short, some twenty a training step, and a thread that sleeps takes 50 us to wake up, on a
+virtual machine 100 and more; so does the one that waits for it. So a thread that has nothing to do
+yields its core to whoever else wants it for half a millisecond, without the GIL, before it sleeps.
+
 Compiled loops are kept in `NUMBA_CACHE_DIR` if it is set, else in the user's cache folder, else in
 ``__pycache__``.
 """
@@ -16,17 +20,19 @@ import contextlib
 import contextvars
 import functools
 import hashlib
+import itertools
 import logging
 import math
 import os
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 from numba import types
 from numba.core import caching, cgutils, event
 from numba.extending import intrinsic
@@ -35,8 +41,8 @@ from threadpoolctl import LibController, ThreadpoolController
 from cupyrec import errors
 
 __all__ = [
-    "exact_loop", "loop", "num_threads", "parallel", "pointer", "prefetch", "serial_blas",
-    "set_num_threads",
+    "exact_inline", "exact_loop", "loop", "num_threads", "parallel", "pointer", "prefetch",
+    "serial_blas", "set_num_threads",
 ]  # fmt: skip
 
 logger = logging.getLogger("cupyrec")
@@ -108,6 +114,8 @@ def _decorator(**options: object) -> Callable[[Callable], Callable]:
 
 #: Loops whose bits are fixed across devices: every operation is rounded on its own.
 exact_loop = _decorator()
+#: The same, for what a loop does a row: taken into it whatever its size, a call takes as long.
+exact_inline = _decorator(forceinline=True)
 #: Loops over sums and products: terms may be reordered and contracted, NaN and inf still count.
 loop = _decorator(fastmath={"reassoc", "contract"})
 
@@ -166,6 +174,8 @@ def _initial_threads() -> int:
     return math.ceil(min(cores or 1, _quota()))
 
 
+_TURNS = 2000 if hasattr(os, "sched_yield") else 0  # before a thread sleeps
+_yield_core = types.ExternalFunction("sched_yield", types.int32())
 _threads = _initial_threads()
 _serial_lock, _serial, _before = threading.Lock(), 0, ()  # of `serial_blas`
 
@@ -182,11 +192,6 @@ class _SayCompiling(event.Listener):
 
 
 event.register("numba:compile", _SayCompiling())
-
-
-@functools.cache
-def _pool(workers: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(workers, thread_name_prefix="cupyrec")
 
 
 @functools.cache
@@ -228,6 +233,89 @@ def set_num_threads(threads: int) -> None:
     _threads = errors.positive("set_num_threads", "threads", threads)
 
 
+@exact_loop
+def _await_change(counter, seen):
+    for _ in range(_TURNS):
+        _yield_core()  # after which memory is read again
+        if counter[0] != seen:
+            return
+
+
+@exact_loop
+def _await_sum(flags, total):
+    for _ in range(_TURNS):
+        _yield_core()
+        if flags.sum() == total:
+            return
+
+
+class _Job:
+    """What the calling thread does with others that come in time."""
+
+    def __init__(self, work: Callable[[], None], helpers: int) -> None:
+        self._work, self._claims = work, iter(range(helpers))  # next() is atomic under the GIL
+        self._contexts = [contextvars.copy_context() for _ in range(helpers)]
+        self._flags, self._errors = np.zeros(helpers, np.int64), queue.SimpleQueue()
+
+    def help(self) -> None:
+        """Work, unless the job is over."""
+        for claim in itertools.islice(self._claims, 1):
+            error = None
+            try:
+                self._contexts[claim].run(self._work)
+            except BaseException as raised:
+                error = raised
+            self._flags[claim] = 1
+            self._errors.put(error)
+
+    def finish(self) -> None:
+        """Wait for those who have begun, and raise their first error; nobody begins any more."""
+        begun = len(self._contexts) - len(list(self._claims))
+        if begun:
+            _await_sum(self._flags, begun)
+        errors = [self._errors.get() for _ in range(begun)]  # sleeps if it must
+        for error in filter(None, errors):
+            raise error
+
+
+class _Helpers:
+    """Threads that take part in jobs; a fork leaves them behind."""
+
+    def __init__(self) -> None:
+        self.forget()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        self._jobs, self._published = queue.SimpleQueue(), np.zeros(1, np.int64)
+        self._count, self._lock = 0, threading.Lock()
+
+    def offer(self, job: _Job, helpers: int) -> None:
+        with self._lock:
+            for _ in range(self._count, helpers):
+                given = self._jobs, self._published
+                threading.Thread(target=_help, args=given, name="cupyrec", daemon=True).start()
+            self._count = max(self._count, helpers)
+        for _ in range(helpers):
+            self._jobs.put(job)
+        self._published[0] += 1  # two callers may count as one: it changes
+
+
+def _help(jobs: queue.SimpleQueue, published: np.ndarray) -> None:
+    while True:
+        seen = int(published[0])
+        try:
+            job = jobs.get_nowait()
+        except queue.Empty:
+            _await_change(published, seen)
+            job = jobs.get()
+        job.help()
+        del job  # and what it holds
+
+
+_helpers = _Helpers()
+
+
 def parallel(work: Callable[[int, int], object], n: int, block: int) -> None:
     """Call ``work(start, stop)`` for each block of `block` out of `n`, over the threads.
 
@@ -247,20 +335,22 @@ def parallel(work: Callable[[int, int], object], n: int, block: int) -> None:
     starts = iter(range(0, n, block))  # next() on a range iterator is atomic under the GIL
 
     def drain() -> None:
-        for start in starts:
-            work(start, min(start + block, n))
+        try:
+            for start in starts:
+                work(start, min(start + block, n))
+        except BaseException:
+            collections.deque(starts, maxlen=0)  # nobody starts another block
+            raise
 
-    helpers = min(_threads, -(-n // block)) - 1
-    contexts = [contextvars.copy_context() for _ in range(helpers)]
-    futures = [_pool(_threads - 1).submit(context.run, drain) for context in contexts]
+    helpers = max(0, min(_threads, -(-n // block)) - 1)
+    if helpers == 0:
+        return drain()
+    job = _Job(drain, helpers)
+    _helpers.offer(job, helpers)
     try:
         drain()
     finally:
-        collections.deque(starts, maxlen=0)  # after an error nobody starts another block
-        started = [f for f in futures if not f.cancel()]  # what hasn't has nothing left to do
-        wait(started)
-        for future in started:
-            future.result()
+        job.finish()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -118,6 +119,60 @@ def test_parallel_from_several_threads():
     for caller in callers:
         caller.join(60)
     np.testing.assert_array_equal(sums, 20)
+
+
+FORKED = """
+import os, sys
+import numpy as np
+from cupyrec import cpu
+cpu.set_num_threads(3)
+def squares():
+    out = np.zeros(100, np.int64)
+    def work(i, j):
+        out[i:j] = np.arange(i, j) ** 2
+    cpu.parallel(work, 100, 7)
+    return out.sum()
+assert squares() == 328350
+child = os.fork()
+if child == 0:
+    os._exit(0 if squares() == 328350 else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), squares())
+"""
+
+
+def test_parallel_in_a_forked_process():
+    """It has none of its parent's threads."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=120
+    )
+    assert (run.stdout, run.stderr) == ("0 328350\n", "")
+
+
+def test_threads_without_work_go_to_sleep(threads):
+    meeting = threading.Barrier(threads, timeout=30)
+    cpu.parallel(lambda i, j: meeting.wait(), threads, 1)
+    time.sleep(0.2)
+    before = time.process_time()
+    time.sleep(1)
+    assert time.process_time() - before < 0.5
+
+
+def test_a_job_that_nobody_took_up_is_forgotten(threads):
+    """Even where all others are at work: what it holds is freed."""
+    gate, held = threading.Event(), np.zeros(3)
+    reference = weakref.ref(held)
+    caller = threading.Thread(
+        target=cpu.parallel, args=(lambda i, j: gate.wait(30), 2 * threads, 1)
+    )
+    caller.start()
+    cpu.parallel(lambda i, j, held=held: held[i:j].sum(), 3, 1)
+    gate.set()
+    caller.join(60)
+    del held
+    deadline = time.monotonic() + 30
+    while reference() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert reference() is None
 
 
 @pytest.mark.parametrize(
