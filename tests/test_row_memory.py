@@ -10,6 +10,7 @@ from cupyrec.ops.row_memory import (
     check_rounding,
     read_vector,
     rounding_block,
+    row_addresses,
     row_at,
     row_of,
     scratch,
@@ -23,10 +24,10 @@ EVERY_VALUE = pytest.mark.parametrize("value", [FLOAT32, FLOAT16, BFLOAT16])
 
 
 @cpu.exact_loop
-def _double(memory, rows, width, scratch, rounding):
+def _double(memory, addresses, width, scratch, rounding):
     """A loop as updates are: vectors are doubled, and added to the state."""
-    for u in range(rows.size):
-        words = row_of(memory, rows, u)
+    for u in range(addresses.size):
+        words = row_of(memory, addresses, u)
         w, s = read_vector(memory, words, width, scratch), state_at(memory, words, width)
         for d in range(width):
             w[d] *= 2
@@ -45,7 +46,7 @@ def test_a_loop_reads_and_writes(width, value):
     memory, chunks = chunked(rows, 1, value)
     touched = np.array([6, 1, 2, 5, 0, 3])
     rounding = None if value == FLOAT32 else rounding_block(keys(6), 0, 6)
-    _double(memory, touched, width, scratch(memory, width), rounding)
+    _double(memory, row_addresses(memory, touched), width, scratch(memory, width), rounding)
     rows[touched, begin : begin + width] += 2 * vectors[touched]
     doubled = 2 * vectors[touched]
     place[touched, :width] = doubled if value != BFLOAT16 else doubled.view(np.uint32) >> 16

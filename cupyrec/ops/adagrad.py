@@ -28,13 +28,14 @@ from cupyrec.ops.embedding_rows import (
     update_rows_cpu,
     write_vector,
 )  # fmt: skip
+from cupyrec.ops.vector_sums import vector_of
 
 __all__ = ["adagrad_dense", "adagrad_rows"]
 
 _ELEMENTS = 65536  # a block
 
 
-@cpu.exact_loop
+@cpu.exact_inline
 def _update(w, s, g, lr, eps, decay, scale):
     for i in range(g.size):
         x = g[i] * scale
@@ -43,12 +44,12 @@ def _update(w, s, g, lr, eps, decay, scale):
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, scratch, rounding, lr, eps, decay, scale):
+def _update_rows(memory, addresses, g, scratch, rounding, lr, eps, decay, scale):
     width = g.shape[1]
-    for u in range(rows.size):
-        words = row_of(memory, rows, u)
+    for u in range(addresses.size):
+        words = row_of(memory, addresses, u)
         w, s = read_vector(memory, words, width, scratch), state_at(memory, words, width)
-        _update(w, s, g[u], lr, eps, decay, scale)
+        _update(w, s, vector_of(g, u), lr, eps, decay, scale)
         write_vector(memory, words, w, rounding, u)
 
 

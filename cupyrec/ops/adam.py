@@ -30,13 +30,14 @@ from cupyrec.ops.embedding_rows import (
     update_rows_cpu,
     write_vector,
 )  # fmt: skip
+from cupyrec.ops.vector_sums import vector_of
 
 __all__ = ["adam_dense", "adam_rows", "update_adam_rows"]
 
 _ELEMENTS = 65536  # a block
 
 
-@cpu.exact_loop
+@cpu.exact_inline
 def _update(w, m, v, g, constants):
     rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay, scale = constants
     for i in range(g.size):
@@ -47,12 +48,12 @@ def _update(w, m, v, g, constants):
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, scratch, rounding, last, constants):
+def _update_rows(memory, addresses, g, scratch, rounding, last, constants):
     n = g.shape[1]
-    for u in range(rows.size):
-        words = row_of(memory, rows, u)
+    for u in range(addresses.size):
+        words = row_of(memory, addresses, u)
         w, state = read_vector(memory, words, n, scratch), state_at(memory, words, n)
-        _update(w, state[:n], state[n : 2 * n], g[u], constants)
+        _update(w, state[:n], state[n : 2 * n], vector_of(g, u), constants)
         write_vector(memory, words, w, rounding, u)
         if last:
             state[2 * n : 2 * n + 1].view(np.int32)[0] = last

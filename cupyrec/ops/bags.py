@@ -23,7 +23,7 @@ from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.embedding_rows import RowMemory, scratch, value_addresses, value_vector
 from cupyrec.ops.row_memory import check_room
-from cupyrec.ops.vector_sums import AHEAD, add_vectors, ask_for
+from cupyrec.ops.vector_sums import AHEAD, add_vectors, ask_for, vector_of
 
 __all__ = [
     "bag_numbers", "check_offsets", "mean_gradient", "pad_bags", "pool_rows", "weight_gradient",
@@ -46,19 +46,20 @@ def _pool_cpu(memory, rows, inverse, unseen, offsets, weights, mean, scratch, ou
                 if weights is not None:
                     weights[stop] = weights[i]
                 stop += 1
+        sums = vector_of(out, m)
         for d in range(width):
-            out[m, d] = np.float32(0)
+            sums[d] = np.float32(0)
         if scratch is None:
-            add_vectors(addresses, weights, first, stop, out[m])
+            add_vectors(addresses, weights, first, stop, sums)
         else:
             for i in range(first, stop):
                 vector = value_vector(memory, addresses[i], width, scratch)
                 weight = np.float32(1) if weights is None else weights[i]
                 for d in range(width):
-                    out[m, d] += weight * vector[d]
+                    sums[d] += weight * vector[d]
         if mean and stop > first:
             for d in range(width):
-                out[m, d] /= np.float32(stop - first)
+                sums[d] /= np.float32(stop - first)
 
 
 @cpu.loop

@@ -37,12 +37,14 @@ from cupyrec.ops.row_memory import (
     read_vector,
     rounding_arguments,
     rounding_block,
+    row_addresses,
     row_of,
     scratch,
     state_at,
     vector_words,
     write_vector,
 )  # fmt: skip
+from cupyrec.ops.vector_sums import vector_of
 
 __all__ = ["catch_up_adam_rows", "catch_up_rows", "caught_up_vectors"]
 
@@ -113,11 +115,11 @@ def _replay(w, m, v, last, history, room, out):
 
 
 @cpu.exact_loop
-def _catch_up(memory, rows, width, history, scratch, rounding):
+def _catch_up(memory, addresses, width, history, scratch, rounding):
     t, beta1, beta2 = history[2:5]
     room = _room(width)
-    for u in range(rows.size):
-        words = row_of(memory, rows, u)
+    for u in range(addresses.size):
+        words = row_of(memory, addresses, u)
         state = state_at(memory, words, width)
         m, v = state[:width], state[width : 2 * width]
         last = state[2 * width : 2 * width + 1].view(np.int32)
@@ -134,19 +136,19 @@ def _catch_up(memory, rows, width, history, scratch, rounding):
 
 
 @cpu.exact_loop
-def _caught_up(memory, rows, history, scratch, out):
+def _caught_up(memory, addresses, history, scratch, out):
     t, width = history[2], out.shape[1]
     room = _room(width)
-    for u in range(rows.size):
-        words = row_of(memory, rows, u)
+    for u in range(addresses.size):
+        words = row_of(memory, addresses, u)
         state = state_at(memory, words, width)
         m, v = state[:width], state[width : 2 * width]
         last = state[2 * width : 2 * width + 1].view(np.int32)[0]
         w = read_vector(memory, words, width, scratch)
         if 0 < last < t:
-            _replay(w, m, v, last, history, room, out[u])
+            _replay(w, m, v, last, history, room, vector_of(out, u))
         else:
-            out[u] = w
+            vector_of(out, u)[:] = w
 
 
 _ROWS_AT = "const uint64_t* chunks, int k, int stride, const int64_t* rows"
@@ -245,7 +247,7 @@ def catch_up_rows(
 
     def block(i: int, j: int) -> None:
         by = rounding_block(rounding, i, j)
-        _catch_up(memory, rows[i:j], width, past, scratch(memory, width), by)
+        _catch_up(memory, row_addresses(memory, rows[i:j]), width, past, scratch(memory, width), by)
 
     cpu.parallel(block, len(rows), _ROWS)
 
@@ -287,7 +289,7 @@ def caught_up_vectors(memory: RowMemory, rows: Any, width: int, history: AdamHis
     past = history.for_loops()
 
     def block(i: int, j: int) -> None:
-        _caught_up(memory, rows[i:j], past, scratch(memory, width), out[i:j])
+        _caught_up(memory, row_addresses(memory, rows[i:j]), past, scratch(memory, width), out[i:j])
 
     cpu.parallel(block, len(rows), _ROWS)
     return out

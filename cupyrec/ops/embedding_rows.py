@@ -28,6 +28,7 @@ from cupyrec.ops.row_memory import (
     rounding_arguments,
     rounding_block,
     row_address,
+    row_addresses,
     row_at,
     row_of,
     scratch,
@@ -36,7 +37,7 @@ from cupyrec.ops.row_memory import (
     write_vector,
 )  # fmt: skip
 from cupyrec.ops.stochastic_rounding import BFLOAT16, FLOAT16, FLOAT32
-from cupyrec.ops.vector_sums import AHEAD, ask_for, vector_at
+from cupyrec.ops.vector_sums import AHEAD, ask_for, vector_at, vector_of
 
 __all__ = [
     "BFLOAT16", "FLOAT16", "FLOAT32", "Rounding", "RowMemory", "check_rows", "gather_rows",
@@ -45,7 +46,7 @@ __all__ = [
     "write_vector",
 ]  # fmt: skip
 
-_ROWS = 1024  # rows a block of a CPU loop
+_ROWS = 4096  # rows a block of a CPU loop
 _WARPS = 8  # a block of a kernel
 _0, _1 = np.uint64(0), np.uint64(1)
 
@@ -86,13 +87,14 @@ def _gather_cpu(memory, rows, inverse, unseen, scratch, out):
     addresses = value_addresses(memory, rows, inverse, unseen, scratch)
     for i in range(inverse.size):
         ask_for(addresses[i + AHEAD], width)
+        to = vector_of(out, i)
         if addresses[i] == 0:
             for d in range(width):
-                out[i, d] = np.float32(0)
+                to[d] = np.float32(0)
         else:
             vector = value_vector(memory, addresses[i], width, scratch)
             for d in range(width):
-                out[i, d] = vector[d]
+                to[d] = vector[d]
 
 
 @cpu.exact_loop
@@ -241,16 +243,17 @@ def update_rows(
 def update_rows_cpu(
     loop: Any, memory: RowMemory, rows: Any, g: Any, rounding: Rounding | None, *constants: Any
 ) -> None:
-    """Spread ``loop(memory, rows, g, scratch, rounding, *constants)`` over blocks of the rows.
+    """Spread ``loop(memory, addresses, g, scratch, rounding, *constants)`` over blocks of the rows.
 
     Examples
     --------
     See `cupyrec.ops.sgd.sgd_rows`.
     """
+    g = np.ascontiguousarray(g)
 
     def block(i: int, j: int) -> None:
-        by = rounding_block(rounding, i, j)
-        loop(memory, rows[i:j], g[i:j], scratch(memory, g.shape[1]), by, *constants)
+        addresses, by = row_addresses(memory, rows[i:j]), rounding_block(rounding, i, j)
+        loop(memory, addresses, g[i:j], scratch(memory, g.shape[1]), by, *constants)
 
     cpu.parallel(block, len(rows), _ROWS)
 

@@ -37,13 +37,14 @@ from cupyrec.ops.embedding_rows import (
     update_rows_cpu,
     write_vector,
 )  # fmt: skip
+from cupyrec.ops.vector_sums import vector_of
 
 __all__ = ["ftrl_dense", "ftrl_rows"]
 
 _ELEMENTS = 65536  # a block
 
 
-@cpu.exact_loop
+@cpu.exact_inline
 def _update(w, n, z, g, constants):
     lr, lasso, ridge, beta, decay, scale = constants
     for i in range(g.size):
@@ -60,12 +61,12 @@ def _update(w, n, z, g, constants):
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, scratch, rounding, constants):
+def _update_rows(memory, addresses, g, scratch, rounding, constants):
     width = g.shape[1]
-    for u in range(rows.size):
-        words = row_of(memory, rows, u)
+    for u in range(addresses.size):
+        words = row_of(memory, addresses, u)
         w, state = read_vector(memory, words, width, scratch), state_at(memory, words, width)
-        _update(w, state[:width], state[width : 2 * width], g[u], constants)
+        _update(w, state[:width], state[width : 2 * width], vector_of(g, u), constants)
         write_vector(memory, words, w, rounding, u)
 
 

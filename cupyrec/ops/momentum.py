@@ -30,13 +30,14 @@ from cupyrec.ops.embedding_rows import (
     update_rows_cpu,
     write_vector,
 )
+from cupyrec.ops.vector_sums import vector_of
 
 __all__ = ["momentum_dense", "momentum_rows"]
 
 _ELEMENTS = 65536  # a block
 
 
-@cpu.exact_loop
+@cpu.exact_inline
 def _update(w, m, g, lr, momentum, nesterov, decay, scale):
     for i in range(g.size):
         x = g[i] * scale
@@ -45,12 +46,12 @@ def _update(w, m, g, lr, momentum, nesterov, decay, scale):
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, scratch, rounding, lr, momentum, nesterov, decay, scale):
+def _update_rows(memory, addresses, g, scratch, rounding, lr, momentum, nesterov, decay, scale):
     width = g.shape[1]
-    for u in range(rows.size):
-        words = row_of(memory, rows, u)
+    for u in range(addresses.size):
+        words = row_of(memory, addresses, u)
         w, m = read_vector(memory, words, width, scratch), state_at(memory, words, width)
-        _update(w, m, g[u], lr, momentum, nesterov, decay, scale)
+        _update(w, m, vector_of(g, u), lr, momentum, nesterov, decay, scale)
         write_vector(memory, words, w, rounding, u)
 
 

@@ -15,19 +15,18 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray
 
 from cupyrec import cpu, errors
 from cupyrec.ops.stochastic_rounding import FLOAT32, check_counters, round_vector, widen_vector
-from cupyrec.ops.vector_sums import ask_for
+from cupyrec.ops.vector_sums import vector_at
 
 __all__ = [
     "Rounding", "RowMemory", "check_room", "check_rounding", "read_vector", "rounding_arguments",
-    "rounding_block", "row_address", "row_at", "row_of", "scratch", "state_at", "vector_words",
-    "write_vector",
+    "rounding_block", "row_address", "row_addresses", "row_at", "row_of", "scratch",
+    "state_at", "vector_words", "write_vector",
 ]  # fmt: skip
 
-_AHEAD = 4  # rows
+_AHEAD = 8  # rows
 
 
 class RowMemory(NamedTuple):
@@ -118,19 +117,37 @@ def row_address(memory, row) -> int:
 @cpu.exact_loop
 def row_at(memory, row) -> np.ndarray:
     """Row number `row`: its words, an array of `stride` float32."""
-    return carray(cpu.pointer(row_address(memory, row)), (memory.stride,), np.float32)
+    return vector_at(row_address(memory, row), memory.stride)
 
 
 @cpu.exact_loop
-def row_of(memory, rows, u) -> np.ndarray:
-    """Row number `rows[u]`, as `row_at` gives it, in a loop over all of `rows`.
+def row_addresses(memory, rows) -> np.ndarray:
+    """Address of each row, as uint64: what a loop goes over by `row_of`.
 
-    Meanwhile memory is asked for the row of four turns later: a batch's rows lie here and there,
-    and without it a loop like Adam's takes twice as long.
+    Noted beforehand: loops that work them out on their way take up to twice as long, since then
+    asking for a row waits for what is left to do on rows before it.
     """
-    if u + _AHEAD < rows.size:
-        ask_for(row_address(memory, rows[u + _AHEAD]), memory.stride)
-    return row_at(memory, rows[u])
+    addresses = np.empty(rows.size, np.uint64)
+    for u in range(rows.size):
+        addresses[u] = row_address(memory, rows[u])
+    return addresses
+
+
+@cpu.exact_loop
+def row_of(memory, addresses, u) -> np.ndarray:
+    """The row at addresses[u], as `row_at` gives it, in a loop over all of `addresses`.
+
+    Meanwhile memory is asked for the row of eight turns later: a batch's rows lie here and there,
+    and without it a loop like Adam's takes twice as long. For four lines of it, spread evenly, the
+    processor goes on by itself: a loop over all would make this function too large to be inlined.
+    """
+    if u + _AHEAD < addresses.size:
+        address, third = addresses[u + _AHEAD], np.uint64(4 * memory.stride // 3)
+        cpu.prefetch(address)
+        cpu.prefetch(address + third)
+        cpu.prefetch(address + third + third)
+        cpu.prefetch(address + np.uint64(4 * memory.stride - 4))
+    return vector_at(addresses[u], memory.stride)
 
 
 @cpu.exact_loop

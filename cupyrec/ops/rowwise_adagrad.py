@@ -28,6 +28,7 @@ from cupyrec.ops.embedding_rows import (
     update_rows_cpu,
     write_vector,
 )  # fmt: skip
+from cupyrec.ops.vector_sums import vector_of
 
 __all__ = ["rowwise_adagrad_rows"]
 
@@ -42,15 +43,16 @@ def _mean_square(g, scale):
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, scratch, rounding, lr, eps, decay, scale):
+def _update_rows(memory, addresses, g, scratch, rounding, lr, eps, decay, scale):
     width = g.shape[1]
-    for u in range(rows.size):
-        words = row_of(memory, rows, u)
+    for u in range(addresses.size):
+        words = row_of(memory, addresses, u)
         w, s = read_vector(memory, words, width, scratch), state_at(memory, words, width)
-        s[0] += _mean_square(g[u], scale)
+        x = vector_of(g, u)
+        s[0] += _mean_square(x, scale)
         rate = lr / (np.sqrt(s[0]) + eps)
         for d in range(width):
-            w[d] -= decay * w[d] + rate * (g[u, d] * scale)
+            w[d] -= decay * w[d] + rate * (x[d] * scale)
         write_vector(memory, words, w, rounding, u)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
-from cupyrec.ops.vector_sums import AHEAD, add_vectors
+from cupyrec.ops.vector_sums import AHEAD, add_vectors, vector_of
 
 __all__ = ["segment_sum"]
 
@@ -33,9 +33,10 @@ def _segment_sum_cpu(x, offsets, positions, index, weights, out):
         addresses[at] = x.ctypes.data + 4 * i * x.shape[1]
     for u in range(out.shape[0]):
         first, stop = offsets[u] - offsets[0], offsets[u + 1] - offsets[0]
-        for d in range(out.shape[1]):
-            out[u, d] = -np.float32(0)  # to which a vector is added without changing its bits
-        add_vectors(addresses, factors, first, stop, out[u])
+        sums = vector_of(out, u)
+        for d in range(sums.size):
+            sums[d] = -np.float32(0)  # to which a vector is added without changing its bits
+        add_vectors(addresses, factors, first, stop, sums)
 
 
 _sum = Kernel(

@@ -23,24 +23,25 @@ from cupyrec.ops.embedding_rows import (
     update_rows_cpu,
     write_vector,
 )  # fmt: skip
+from cupyrec.ops.vector_sums import vector_of
 
 __all__ = ["sgd_dense", "sgd_rows"]
 
 _ELEMENTS = 65536  # a block
 
 
-@cpu.exact_loop
+@cpu.exact_inline
 def _update(w, g, rate, decay):
     for i in range(g.size):
         w[i] -= decay * w[i] + rate * g[i]
 
 
 @cpu.exact_loop
-def _update_rows(memory, rows, g, scratch, rounding, rate, decay):
-    for u in range(rows.size):
-        words = row_of(memory, rows, u)
+def _update_rows(memory, addresses, g, scratch, rounding, rate, decay):
+    for u in range(addresses.size):
+        words = row_of(memory, addresses, u)
         w = read_vector(memory, words, g.shape[1], scratch)
-        _update(w, g[u], rate, decay)
+        _update(w, vector_of(g, u), rate, decay)
         write_vector(memory, words, w, rounding, u)
 
 

@@ -2,7 +2,8 @@
 
 A loop first notes the address of each vector of its block, then adds up: so memory is asked for a
 vector some turns ahead, and four are added at a time, in order, between a load and a store of their
-sum. Addresses rather than views of arrays, since views are counted, by atomics.
+sum. Addresses rather than views of arrays, since views are counted, by atomics: these wait until
+all that was stored before has reached the cache.
 """
 
 from __future__ import annotations
@@ -12,26 +13,33 @@ from numba import carray
 
 from cupyrec import cpu
 
-__all__ = ["AHEAD", "add_vectors", "ask_for", "vector_at"]
+__all__ = ["AHEAD", "add_vectors", "ask_for", "vector_at", "vector_of"]
 
 AHEAD = 16  # vectors; there must be so many addresses, of anything, behind those of a block
 _ASKED = 1024  # bytes of a vector or row; the processor goes on by itself
 
 
-@cpu.exact_loop
+@cpu.exact_inline
 def ask_for(address, words) -> None:
     """Ask memory for the words from an address on, without waiting for them."""
     for at in range(0, min(4 * words, _ASKED), 64):
         cpu.prefetch(address + np.uint64(at))
 
 
-@cpu.exact_loop
+@cpu.exact_inline
 def vector_at(address, width) -> np.ndarray:
     """The vector of `width` float32 at an address."""
     return carray(cpu.pointer(address), (width,), np.float32)
 
 
-@cpu.exact_loop
+@cpu.exact_inline
+def vector_of(vectors, i) -> np.ndarray:
+    """vectors[i] of a contiguous (N, D) array of float32, not counted."""
+    width = vectors.shape[1]
+    return vector_at(np.uint64(vectors.ctypes.data + 4 * i * width), width)
+
+
+@cpu.exact_inline
 def add_vectors(addresses, weights, first, stop, sums) -> None:
     """Add weights[i] * vector(i) to `sums`, for i = first .. stop - 1 in this order.
 
