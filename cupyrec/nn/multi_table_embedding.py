@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, autograd, errors, random
-from cupyrec.embedding import Group, Initializer, LookUp, Tables, widened
+from cupyrec.embedding import Group, Initializer, LookUp, Tables, by_field, widened
 from cupyrec.nn.module import Module
 from cupyrec.ops.array_functions import concatenate, reshape, transpose
 from cupyrec.ops.bags import check_offsets, mean_gradient, pad_bags
@@ -221,7 +221,7 @@ class MultiTableEmbedding(Tables, Module):
         ids = widened(xp, ids)
         errors.axes(_NAME, ids=(ids, f"B {len(self.fields)}"))
         tables = arrays.copy_to(xp, np.repeat(self.fields, len(ids)))
-        return self.group.look_up(tables, xp.ascontiguousarray(ids.T).reshape(-1), self.training)
+        return self.group.look_up(tables, by_field(xp, ids), self.training)
 
     def _check_weights(self, ids: Any, weights: Any) -> None:
         if self.pooling != "sum":
