@@ -102,12 +102,13 @@ def test_same_bits():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (dict(pooling="sum"), "got widths [4] and pooling 'sum'."),
-        (dict(width=[4, 5, 4]), "got widths [4, 5] and pooling None."),
+        (dict(pooling="sum"), "got widths [4], pooling 'sum' and max_length None."),
+        (dict(width=[4, 5, 4]), "got widths [4, 5], pooling None and max_length None."),
+        (dict(max_length=7), "got widths [4], pooling None and max_length 7."),
     ],
 )
 def test_what_is_refused(options, text):
-    rule = "EmbeddingMLP: 'embedding' must have one width and no pooling, "
+    rule = "EmbeddingMLP: 'embedding' must have one width, no pooling and no max_length, "
     with pytest.raises(ValueError, match=oracle.sentence(rule + text)):
         pair([8], **options)
 

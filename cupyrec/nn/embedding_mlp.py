@@ -14,34 +14,31 @@ from cupyrec.nn.module import Module
 from cupyrec.nn.multi_table_embedding import MultiTableEmbedding
 from cupyrec.ops.array_functions import reshape
 from cupyrec.ops.embedding_linear import embedding_linear, embedding_linear_backward, pays
+from cupyrec.ops.relu_dropout import Dropout
 
 __all__ = ["EmbeddingMLP"]
 
 
 class _FirstLayer(autograd.Function):
-    """The first linear layer on the tape: its gradient goes to the weight and to the tables."""
+    """The first layer on the tape: its gradient goes to weight, bias and tables."""
 
     def __init__(
-        self, group: Group, look_up: LookUp, weight: Any, samples: int, moves: bool
-    ) -> None:
-        keys = look_up.keys
-        self.group, self.look_up, self.weight, self.moves = group, look_up, weight, moves
-        self.vectors = group.unique_vectors(look_up)
-        fields = look_up.inverse.size // samples
-        firsts = np.flatnonzero(keys.tables[1:] != keys.tables[:-1]) + 1
-        self.starts = np.concatenate([[0], firsts, [len(keys.tables)]])
-        self.inverse = np.ascontiguousarray(look_up.inverse.reshape(fields, samples).T)
-        self.y = embedding_linear(self.vectors, self.starts, self.inverse, weight)
+        self, group: Group, look_up: LookUp, weight: Any, bias: Any, dropout: Dropout | None,
+        samples: int, moves: bool,
+    ) -> None:  # fmt: skip
+        tables = look_up.keys.tables
+        self.group, self.look_up, self.dropout, self.moves = group, look_up, dropout, moves
+        firsts = np.flatnonzero(tables[1:] != tables[:-1]) + 1
+        starts = np.concatenate([[0], firsts, [len(tables)]])
+        inverse = look_up.inverse.reshape(-1, samples)
+        self.layer = group.unique_vectors(look_up), starts, inverse, weight
+        self.y = embedding_linear(*self.layer, bias, dropout)
 
     def backward(self, grad):
-        keys = self.look_up.keys
-        dvectors, dweight = embedding_linear_backward(
-            np.ascontiguousarray(grad), self.vectors, self.starts, self.inverse, self.weight,
-            keys.offsets, keys.positions,
-        )  # fmt: skip
+        dvectors, *gradients = embedding_linear_backward(grad, self.y, *self.layer, self.dropout)
         if self.moves:
             self.group.add_unique_gradient(self.look_up, dvectors)
-        return (dweight,)
+        return tuple(gradients)
 
 
 class EmbeddingMLP(Module):
@@ -54,14 +51,14 @@ class EmbeddingMLP(Module):
     Parameters
     ----------
     embedding : MultiTableEmbedding
-        Of one width, without pooling.
+        Of one width, without pooling or `max_length`.
     hidden_features, out_features, **options
         See `FusedMLP`.
 
     Raises
     ------
     ValueError
-        Tables of several widths, or pooling.
+        Tables of several widths, pooling or `max_length`.
 
     Examples
     --------
@@ -78,10 +75,11 @@ class EmbeddingMLP(Module):
         out_features: int,
         **options: Any,
     ) -> None:
-        if embedding.pooling is not None or embedding.joined:
+        if embedding.pooling is not None or embedding.max_length is not None or embedding.joined:
             raise ValueError(
-                "EmbeddingMLP: 'embedding' must have one width and no pooling, got widths "
-                f"{sorted(embedding.groups)} and pooling {embedding.pooling!r}."
+                "EmbeddingMLP: 'embedding' must have one width, no pooling and no max_length, got "
+                f"widths {sorted(embedding.groups)}, pooling {embedding.pooling!r} and max_length "
+                f"{embedding.max_length}."
             )
         self.embedding = embedding
         columns = len(embedding.fields) * embedding.group.width
@@ -101,9 +99,13 @@ class EmbeddingMLP(Module):
         if not self._by_unique_ids(ids):
             vectors = self.embedding(ids)
             return self.mlp(reshape(vectors, (len(ids), self.mlp.weights[0].shape[1])))
-        look_up = self.embedding.look_up_by_field(ids)
-        weight, moves = self.mlp.weights[0], self.embedding.training
-        node = _FirstLayer(self.embedding.group, look_up, weight.data, len(ids), moves)
+        mlp, moves = self.mlp, self.embedding.training
+        linear = len(mlp.weights) == 1 and mlp.skip_final_activation
+        node = _FirstLayer(
+            self.embedding.group, self.embedding.look_up_by_field(ids),
+            mlp.weights[0].data, mlp.biases[0].data, None if linear else mlp.dropouts()[0],
+            len(ids), moves,
+        )  # fmt: skip
         if autograd.is_recording():
-            return self.mlp.after_first(autograd.record(node, node.y, (weight,)))
-        return self.mlp.after_first(autograd.Tensor(node.y))
+            return mlp.after_first(autograd.record(node, node.y, (mlp.weights[0], mlp.biases[0])))
+        return mlp.after_first(autograd.Tensor(node.y))

@@ -11,7 +11,7 @@ import numpy as np
 from cupyrec import errors, random
 from cupyrec.nn.module import Module, Parameter
 from cupyrec.ops.fused_mlp import fused_mlp
-from cupyrec.ops.relu_dropout import Dropout, relu_dropout
+from cupyrec.ops.relu_dropout import Dropout
 
 __all__ = ["FusedMLP"]
 
@@ -85,7 +85,14 @@ class FusedMLP(Module):
                 values = generator.uniform(-bound, bound, shape)
                 array.append(Parameter(values.astype(np.float32)))
 
-    def _dropouts(self) -> list[Dropout]:
+    def dropouts(self) -> list[Dropout]:
+        """Return the dropout of each layer in this step; none outside training.
+
+        Examples
+        --------
+        >>> [dropout.rate for dropout in FusedMLP(3, [4], 1, hidden_dropout_rate=0.5).dropouts()]
+        [0.5, 0.0]
+        """
         return [
             Dropout(rate if self.training else 0.0, self.dropout_seed, random.step(), layer)
             for layer, rate in enumerate(self.dropout_rates)
@@ -94,25 +101,21 @@ class FusedMLP(Module):
     def forward(self, x: Any) -> Any:
         return fused_mlp(
             x, self.weights, self.biases,
-            dropouts=self._dropouts(), linear_output=self.skip_final_activation, tf32=self.tf32,
+            dropouts=self.dropouts(), linear_output=self.skip_final_activation, tf32=self.tf32,
         )  # fmt: skip
 
-    def after_first(self, products: Any) -> Any:
-        """Return the output, given the first layer's products x W^T (B, N), bias not added yet.
+    def after_first(self, y: Any) -> Any:
+        """Return the output, given that of the first layer, (B, N).
 
         Examples
         --------
-        >>> mlp, x = FusedMLP(3, [4], 2), np.ones((1, 3), np.float32)
-        >>> bool(np.allclose(mlp.after_first(x @ mlp.weights[0].data.T).data, mlp(x).data))
-        True
+        >>> mlp = FusedMLP(3, [4], 1, skip_final_activation=True)
+        >>> mlp.after_first(np.zeros((1, 4), np.float32)).data == mlp.biases[1].data
+        array([[ True]])
         """
-        dropouts = self._dropouts()
-        if len(self.weights) == 1 and self.skip_final_activation:
-            return products + self.biases[0]
-        y, _ = relu_dropout(products, self.biases[0], dropouts[0])
         if len(self.weights) == 1:
             return y
         return fused_mlp(
             y, self.weights[1:], self.biases[1:],
-            dropouts=dropouts[1:], linear_output=self.skip_final_activation, tf32=self.tf32,
+            dropouts=self.dropouts()[1:], linear_output=self.skip_final_activation, tf32=self.tf32,
         )  # fmt: skip

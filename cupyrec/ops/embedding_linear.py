@@ -1,15 +1,18 @@
 """A linear layer on embeddings side by side, by unique vectors. B batch, F fields, D width.
 
-    y[b] = sum over f of W[:, f D : (f + 1) D] v(b, f)          W (H, F D); U unique keys
+    z[b] = bias + sum over f of W[:, f D : (f + 1) D] v(f, b)   W (H, F D); U unique keys
+    y[b] = z[b], or ReLU and dropout of it
 
 Clicks repeat ids: of N = B F vectors only U differ. So the products are taken once a key, U D H
 multiply-adds instead of N D H, and rows of the products are added up; neither the (B, F D) array
 nor its gradient is ever written. Keys are numbered field after field: those of field f are
 starts[f] to starts[f + 1] - 1.
 
-    p[u] = W_f v[u]             y[b] = sum over f of p[inverse[b, f]]
-    dp[u] = sum of dy[b] over the b that key u occurs in
+    p[u] = W_f v[u]             z[b] = bias + sum over f of p[inverse[f, b]]
+    dp[u] = sum of dz[b] over the b that key u occurs in, in their order
     dv[u] = W_f^T dp[u]         dW_f = sum over the u of field f of dp[u] v[u]^T
+
+dp is made one field after the other, and used while it is in the cache.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, cpu, errors
-from cupyrec.ops.bags import pool_rows
-from cupyrec.ops.embedding_rows import RowMemory
-from cupyrec.ops.segment_sum import segment_sum
+from cupyrec.kernel import blocks
+from cupyrec.ops.relu_dropout import Dropout, bias_relu_dropout_cpu, relu_dropout_backward_cpu
+from cupyrec.ops.vector_sums import ask_for, vector_at
 
 __all__ = ["embedding_linear", "embedding_linear_backward", "pays"]
 
-_NOWHERE = RowMemory(np.empty(0, np.uint64), 0, 1 << 20)  # of rows that all lie in `unseen`
+_ROWS = 1024  # of y a block
+_NEAR = 4  # rows from the one being worked on to the one whose products are asked for
 
 
 def pays(width: int, columns: int) -> bool:
@@ -41,15 +45,59 @@ def pays(width: int, columns: int) -> bool:
     return columns <= 4 * width
 
 
-def embedding_linear(vectors: Any, starts: Any, inverse: Any, weight: Any) -> Any:
+@cpu.exact_loop
+def _add_products_cpu(products, inverse, first, y):
+    """One block of samples, the first of which is number `first`."""
+    fields, width, start = inverse.shape[0], y.shape[1], products.ctypes.data
+    for b in range(y.shape[0]):
+        i, near = first + b, min(first + b + _NEAR, inverse.shape[1] - 1)
+        for f in range(fields):
+            ask_for(start + np.uint64(4 * inverse[f, near] * width), width)
+        row, f = y[b], 0
+        for k in range(width):
+            row[k] = -np.float32(0)  # to which a vector is added without changing its bits
+        while f + 4 <= fields:  # four between a load and a store
+            p = vector_at(start + np.uint64(4 * inverse[f, i] * width), width)
+            q = vector_at(start + np.uint64(4 * inverse[f + 1, i] * width), width)
+            r = vector_at(start + np.uint64(4 * inverse[f + 2, i] * width), width)
+            s = vector_at(start + np.uint64(4 * inverse[f + 3, i] * width), width)
+            for k in range(width):
+                row[k] = row[k] + p[k] + q[k] + r[k] + s[k]
+            f += 4
+        while f < fields:
+            p = vector_at(start + np.uint64(4 * inverse[f, i] * width), width)
+            for k in range(width):
+                row[k] += p[k]
+            f += 1
+
+
+@cpu.exact_loop
+def _add_gradients_cpu(dy, inverse, first, dproducts):
+    """Add the rows of dy to those of one field's keys, the first of which is number `first`."""
+    width, start = dy.shape[1], dproducts.ctypes.data - np.uint64(4 * first * dy.shape[1])
+    dproducts[:] = -np.float32(0)
+    for b in range(inverse.size):
+        near = inverse[min(b + _NEAR, inverse.size - 1)]
+        ask_for(start + np.uint64(4 * near * width), width)
+        grad, row = dy[b], vector_at(start + np.uint64(4 * inverse[b] * width), width)
+        for k in range(width):
+            row[k] += grad[k]
+
+
+def embedding_linear(
+    vectors: Any, starts: Any, inverse: Any, weight: Any, bias: Any, dropout: Dropout | None = None
+) -> Any:
     """Return y (B, H) float32 of the formula above.
 
     Parameters
     ----------
     vectors : (U, D) array of float32
     starts : (F + 1,) array of int64
-    inverse : (B, F) array of int64
+    inverse : (F, B) array of int64
     weight : (H, F * D) array of float32
+    bias : (H,) array of float32
+    dropout : Dropout, optional
+        Comes after a ReLU; the layer is linear without it.
 
     Raises
     ------
@@ -59,45 +107,54 @@ def embedding_linear(vectors: Any, starts: Any, inverse: Any, weight: Any) -> An
     Examples
     --------
     >>> vectors, weight = np.array([[1], [2], [4]], np.float32), np.array([[1, 10]], np.float32)
-    >>> embedding_linear(vectors, np.array([0, 1, 3]), np.array([[0, 1], [0, 2]]), weight)
-    array([[21.],
-           [41.]], dtype=float32)
+    >>> layer = np.array([0, 1, 3]), np.array([[0, 0], [1, 2]]), weight, np.ones(1, np.float32)
+    >>> embedding_linear(vectors, *layer)
+    array([[22.],
+           [42.]], dtype=float32)
     """
     _check("embedding_linear", vectors, starts, inverse, weight)
-    width, columns = vectors.shape[1], len(weight)
-    products = arrays.empty((len(vectors), columns), np.float32)
+    errors.dtype("embedding_linear", "bias", bias, np.float32)
+    errors.axes("embedding_linear", weight=(weight, "H columns"), bias=(bias, "H"))
+    (fields, samples), width, bias = inverse.shape, vectors.shape[1], np.ascontiguousarray(bias)
+    products = arrays.empty((len(vectors), len(weight)), np.float32)
+    y = arrays.empty((samples, len(weight)), np.float32)
 
-    def block(first: int, stop: int) -> None:
-        for f in range(first, stop):
-            own = slice(starts[f], starts[f + 1])
-            np.matmul(vectors[own], weight[:, f * width : (f + 1) * width].T, out=products[own])
+    def multiply(f: int, _: int) -> None:
+        own = slice(starts[f], starts[f + 1])
+        np.matmul(vectors[own], weight[:, f * width : (f + 1) * width].T, out=products[own])
+
+    @np.errstate(over="ignore", invalid="ignore")  # inf and NaN are passed on
+    def add(i: int, j: int) -> None:
+        _add_products_cpu(products, inverse, i, y[i:j])
+        if dropout is None:
+            y[i:j] += bias
+        else:
+            bias_relu_dropout_cpu(y[i:j], bias, *dropout.loop_arguments(bias.dtype), i)
 
     with cpu.serial_blas():
-        cpu.parallel(block, inverse.shape[1], 1)
-    y = arrays.empty((len(inverse), columns), np.float32)
-    rows, offsets = -1 - np.arange(len(vectors)), np.arange(len(inverse) + 1) * inverse.shape[1]
-    flat = np.ascontiguousarray(inverse).reshape(-1)
-    pool_rows(_NOWHERE, rows, flat, products, offsets, None, False, y)
+        cpu.parallel(multiply, fields, 1)
+    cpu.parallel(add, samples, _ROWS)
     return y
 
 
 def embedding_linear_backward(
-    dy: Any, vectors: Any, starts: Any, inverse: Any, weight: Any, offsets: Any, positions: Any
-) -> tuple[Any, Any]:
-    """Return the gradients of `vectors` and `weight`.
+    dy: Any, y: Any, vectors: Any, starts: Any, inverse: Any, weight: Any,
+    dropout: Dropout | None = None,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Return the gradients of `vectors`, `weight` and `bias`.
 
     Parameters
     ----------
-    dy : (B, H) array of float32
-    vectors, starts, inverse, weight
+    dy, y : (B, H) arrays of float32
+        y as `embedding_linear` returned it.
+    vectors, starts, inverse, weight, dropout
         As `embedding_linear` took them.
-    offsets, positions
-        Of the keys' occurrences f * B + b, as `cupyrec.ops.unique_keys` gives them.
 
     Returns
     -------
     dvectors : (U, D) array of float32
     dweight : (H, F * D) array of float32
+    dbias : (H,) array of float32
 
     Raises
     ------
@@ -107,30 +164,47 @@ def embedding_linear_backward(
     Examples
     --------
     >>> vectors, weight = np.array([[1], [2], [4]], np.float32), np.array([[1, 10]], np.float32)
-    >>> forward = vectors, np.array([0, 1, 3]), np.array([[0, 1], [0, 2]]), weight
-    >>> dy, places = np.ones((2, 1), np.float32), (np.array([0, 2, 3, 4]), np.array([0, 1, 2, 3]))
-    >>> embedding_linear_backward(dy, *forward, *places)
-    (array([[ 2.], [10.], [10.]], dtype=float32), array([[2., 6.]], dtype=float32))
+    >>> layer = vectors, np.array([0, 1, 3]), np.array([[0, 0], [1, 2]]), weight
+    >>> y = embedding_linear(*layer, np.ones(1, np.float32))
+    >>> embedding_linear_backward(np.ones_like(y), y, *layer)
+    (array([[ 2.], [10.], [10.]], dtype=float32), array([[2., 6.]], dtype=float32),
+     array([2.], dtype=float32))
     """
     _check("embedding_linear_backward", vectors, starts, inverse, weight)
-    errors.dtype("embedding_linear_backward", "dy", dy, np.float32)
-    errors.axes("embedding_linear_backward", dy=(dy, "B H"), inverse=(inverse, "B F"),
-                weight=(weight, "H columns"))  # fmt: skip
-    (samples, fields), width = inverse.shape, vectors.shape[1]
-    index = np.tile(np.arange(samples), fields)
-    dproducts = segment_sum(dy, offsets, positions, index=index)
-    dvectors = arrays.empty(vectors.shape, np.float32)
-    dweight = arrays.empty(weight.shape, np.float32)
+    for name, array in [("dy", dy), ("y", y)]:
+        errors.dtype("embedding_linear_backward", name, array, np.float32)
+    errors.axes("embedding_linear_backward", dy=(dy, "B H"), y=(y, "B H"),
+                inverse=(inverse, "F B"), weight=(weight, "H columns"))  # fmt: skip
+    fields, width = len(inverse), vectors.shape[1]
+    dz, dvectors, dweight = (arrays.empty(a.shape, np.float32) for a in (dy, vectors, weight))
+    sums = np.zeros((blocks(len(dy), _ROWS), len(weight)), np.float32)
+    spare: list[np.ndarray] = []  # for dp of one field: one a thread
+    largest = int(np.diff(starts).max(initial=0))
 
-    def block(first: int, stop: int) -> None:
-        for f in range(first, stop):
-            own, columns = slice(starts[f], starts[f + 1]), slice(f * width, (f + 1) * width)
-            np.matmul(dproducts[own], weight[:, columns], out=dvectors[own])
-            np.matmul(dproducts[own].T, vectors[own], out=dweight[:, columns])
+    def deactivate(i: int, j: int) -> None:
+        np.copyto(dz[i:j], dy[i:j])
+        if dropout is None:
+            np.sum(dz[i:j], axis=0, out=sums[i // _ROWS])
+        else:
+            scale = np.float32(dropout.scale)
+            relu_dropout_backward_cpu(dz[i:j], y[i:j], scale, sums[i // _ROWS])
 
+    def multiply(f: int, _: int) -> None:
+        own, columns = slice(starts[f], starts[f + 1]), slice(f * width, (f + 1) * width)
+        try:
+            room = spare.pop()
+        except IndexError:
+            room = arrays.empty((largest, len(weight)), np.float32)
+        dproducts = room[: own.stop - own.start]
+        _add_gradients_cpu(dz, inverse[f], starts[f], dproducts)
+        np.matmul(dproducts, weight[:, columns], out=dvectors[own])  # while they are in the cache
+        np.matmul(dproducts.T, vectors[own], out=dweight[:, columns])
+        spare.append(room)
+
+    cpu.parallel(deactivate, len(dy), _ROWS)
     with cpu.serial_blas():
-        cpu.parallel(block, fields, 1)
-    return dvectors, dweight
+        cpu.parallel(multiply, fields, 1)
+    return dvectors, dweight, sums.sum(axis=0)
 
 
 def _check(where: str, vectors: Any, starts: Any, inverse: Any, weight: Any) -> None:
@@ -140,11 +214,11 @@ def _check(where: str, vectors: Any, starts: Any, inverse: Any, weight: Any) -> 
         errors.dtype(where, name, array, np.float32)
     for name, array in [("starts", starts), ("inverse", inverse)]:
         errors.dtype(where, name, array, np.int64)
-    errors.axes(where, starts=(starts, "fields"), inverse=(inverse, "B F"))
-    columns = inverse.shape[1] * vectors.shape[1]
+    errors.axes(where, starts=(starts, "fields"), inverse=(inverse, "F B"))
+    columns = len(inverse) * vectors.shape[1]
     errors.axes(where, vectors=(vectors, "U D"), weight=(weight, f"H {columns}"))
-    if len(starts) != inverse.shape[1] + 1:
+    if len(starts) != len(inverse) + 1:
         raise ValueError(
-            f"{where}: 'starts' must have F + 1 = {inverse.shape[1] + 1} numbers, "
+            f"{where}: 'starts' must have F + 1 = {len(inverse) + 1} numbers, "
             f"got shape {starts.shape}."
         )
