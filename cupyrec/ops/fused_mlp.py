@@ -6,9 +6,9 @@
     dz = dx[l+1] * (x[l+1] > 0) / (1 - rate[l])
     dweight[l] = dz.T @ x[l]        dbias[l] = sum over B of dz        dx[l] = dz @ weight[l]
 
-On the CPU a block of rows goes through all layers while it is in cache; the weight gradients
-follow, cut by output rows, or by columns where rows are few. Matmuls are BLAS calls of one thread
-each, on blocks of fixed size.
+On the CPU a block of rows goes through all layers while it is in cache. So do gradients of small
+weights, which are added up over the blocks; those of large ones follow, cut by output rows, or by
+columns where rows are few. Matmuls are BLAS calls of one thread each, on blocks of fixed size.
 
 On a GPU a layer is one matmul of cublasLt, and one kernel more where there is dropout: bias, ReLU
 and mask, and in the backward pass the mask, 1 / (1 - rate) and bias gradient of the layer below,
@@ -39,11 +39,16 @@ from cupyrec.ops.relu_dropout import (
 __all__ = ["fused_mlp"]
 
 _WEIGHT_ROWS = 256  # rows or columns of a weight gradient a block
+_SMALL = 1 << 14  # numbers of a weight whose gradient is added up over blocks
+_BLOCK = 1 << 16  # numbers of the widest layer a block of rows, of narrow ones
 
 
-def _row_block(rows: int) -> int:
-    """Rows a block: small batches still give every thread work, large ones fill the BLAS kernel."""
-    return min(512, max(64, -(-rows // 8)))
+def _row_block(rows: int, columns: int) -> int:
+    """Rows a block: small batches still give every thread work, large ones fill the BLAS kernel.
+
+    Narrow layers take more, or a block would be over before Python has begun the next.
+    """
+    return min(max(512, _BLOCK // columns), max(64, -(-rows // 8)))
 
 
 def _weight_cuts(rows: int, columns: int) -> list[tuple[slice, slice]]:
@@ -75,15 +80,19 @@ class _FusedMLP(Function):
                     bias_relu_dropout_cpu(y, bias, *loop_arguments[i], start)
 
         with cpu.serial_blas():
-            cpu.parallel(block, rows, _row_block(rows))
+            cpu.parallel(block, rows, _row_block(rows, max(x.shape[1] for x in self.x)))
         return self.x[-1]
 
     def backward(self, dy):
         layers = len(self.weights)
-        rows, size = dy.shape[0], _row_block(dy.shape[0])
+        rows = dy.shape[0]
+        size = _row_block(rows, max(x.shape[1] for x in self.x))
         dz: list[Any] = [arrays.empty((rows, w.shape[0]), dy.dtype) for w in self.weights]
         dx = arrays.empty(self.x[0].shape, dy.dtype) if self.needs[0] else None
-        bias_sums = [np.zeros((-(-rows // size), w.shape[0]), dy.dtype) for w in self.weights]
+        parts = -(-rows // size)
+        bias_sums = [np.zeros((parts, len(w)), dy.dtype) for w in self.weights]
+        small = {i for i, w in enumerate(self.weights) if w.size <= _SMALL}
+        weight_sums = {i: np.empty((parts, *self.weights[i].shape), dy.dtype) for i in small}
 
         def block(start: int, stop: int) -> None:
             np.copyto(dz[-1][start:stop], dy[start:stop])
@@ -94,12 +103,16 @@ class _FusedMLP(Function):
                 else:
                     scale = dy.dtype.type(self.dropouts[i].scale)
                     relu_dropout_backward_cpu(grad, self.x[i + 1][start:stop], scale, bias_sum)
+                if i in small:
+                    out = weight_sums[i][start // size]
+                    np.matmul(grad.T, self.x[i][start:stop], out=out)
                 below = dz[i - 1] if i > 0 else dx
                 if below is not None:
                     np.matmul(grad, self.weights[i], out=below[start:stop])
 
         dweights = [arrays.empty(w.shape, w.dtype) for w in self.weights]
-        cuts = [(i, n, m) for i, w in enumerate(self.weights) for n, m in _weight_cuts(*w.shape)]
+        large = [(i, w) for i, w in enumerate(self.weights) if i not in small]
+        cuts = [(i, n, m) for i, w in large for n, m in _weight_cuts(*w.shape)]
 
         def weight_block(start: int, stop: int) -> None:
             for i, n, m in cuts[start:stop]:
@@ -108,6 +121,8 @@ class _FusedMLP(Function):
         with cpu.serial_blas():
             cpu.parallel(block, rows, size)
             cpu.parallel(weight_block, len(cuts), 1)
+        for i, sums in weight_sums.items():
+            sums.sum(axis=0, out=dweights[i])
         dbiases = [s.sum(axis=0) for s in bias_sums]
         return (dx, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
 
