@@ -209,7 +209,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._buffers: dict[int, list[np.ndarray]] = {}
-        self._used: dict[int, int] = {}  # address of a buffer -> number of the request it served
+        self._used: dict[int, int] = {}  # id of a buffer -> number of the request it served
         self._requests = 0
         self._lock = threading.Lock()
 
@@ -226,13 +226,13 @@ class _Pool:
                 self._forget()
                 buffer = np.empty(size, np.uint8)
                 self._buffers.setdefault(size, []).append(buffer)
-            self._used[buffer.ctypes.data] = self._requests
+            self._used[id(buffer)] = self._requests
             return buffer[:nbytes]
 
     def _forget(self) -> None:
         """Free what no request has used for long: other shapes than today's."""
         for size, buffers in self._buffers.items():
-            recent = [self._requests - self._used[b.ctypes.data] < _KEPT for b in buffers]
+            recent = [self._requests - self._used[id(b)] < _KEPT for b in buffers]
             self._buffers[size] = [b for b, keep in zip(buffers, recent, strict=True) if keep]
 
 
