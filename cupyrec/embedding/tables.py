@@ -323,6 +323,13 @@ def widened(xp: ModuleType, ids: Any) -> Any:
     return ids.astype(np.int64, copy=False)
 
 
+@cpu.exact_loop
+def _by_field_cpu(ids, first, out):
+    for b in range(len(ids)):
+        for f in range(len(out)):
+            out[f, first + b] = ids[b, f]
+
+
 def by_field(xp: ModuleType, ids: Any) -> Any:
     """Return ids (B, F) field after field, as (F * B,).
 
@@ -334,5 +341,5 @@ def by_field(xp: ModuleType, ids: Any) -> Any:
     if xp is not np:
         return xp.ascontiguousarray(ids.T).reshape(-1)
     out = arrays.empty(ids.shape[::-1], ids.dtype)
-    cpu.parallel(lambda i, j: np.copyto(out[:, i:j], ids[i:j].T), len(ids), _SAMPLES)
+    cpu.parallel(lambda i, j: _by_field_cpu(ids[i:j], i, out), len(ids), _SAMPLES)
     return out.reshape(-1)
