@@ -13,7 +13,7 @@ from cupyrec.embedding import Group, Initializer, LookUp, Tables, by_field, wide
 from cupyrec.nn.module import Module
 from cupyrec.ops.array_functions import concatenate, reshape, transpose
 from cupyrec.ops.bags import check_offsets, mean_gradient, pad_bags
-from cupyrec.ops.take_bags import take_bags
+from cupyrec.ops.take_bags import take, take_bags
 
 __all__ = ["MultiTableEmbedding"]
 
@@ -283,11 +283,14 @@ class MultiTableEmbedding(Tables, Module):
         for group, fields in self._fields_of_groups():
             order = np.arange(len(offsets) - 1).reshape(-1, len(every))[:, fields].T.reshape(-1)
             values, cut, bags = take_bags(offsets, arrays.copy_to(xp, order))
-            own, share = ids[values], None if weights is None else _Chosen.apply(weights, values)
+            own, share = (
+                take(ids, values),
+                None if weights is None else _Chosen.apply(weights, values),
+            )
             shape = len(every[fields]), (len(offsets) - 1) // len(every), group.width
-            tables = arrays.copy_to(xp, np.repeat(self.fields[fields], shape[1]))[bags]
+            tables = arrays.copy_to(xp, np.repeat(self.fields[fields], shape[1]))
             kept = None if self.padding_idx is None else xp.flatnonzero(own != self.padding_idx)
-            look_up = group.look_up(tables, own, self.training, kept)
+            look_up = group.look_up(take(tables, bags), own, self.training, kept)
             node = _Pooled(group, look_up, cut, bags, share, self.pooling == "mean", self.training)
             vectors = node.vectors.reshape(shape)
             if autograd.is_recording() and (self.training or node.learns_weights):
