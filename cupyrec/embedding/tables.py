@@ -18,7 +18,7 @@ __all__ = ["Tables", "by_field", "widened"]
 
 _NAME, _MOST = "MultiTableEmbedding", 4096  # columns
 _LINES = 12
-_SAMPLES = 1024  # a block
+_SAMPLES, _TILE = 1024, 64  # a block; what of it stays in the L1 cache
 
 
 class Tables:
@@ -325,9 +325,10 @@ def widened(xp: ModuleType, ids: Any) -> Any:
 
 @cpu.exact_loop
 def _by_field_cpu(ids, first, out):
-    for b in range(len(ids)):
+    for start in range(0, len(ids), _TILE):
         for f in range(len(out)):
-            out[f, first + b] = ids[b, f]
+            for b in range(start, min(start + _TILE, len(ids))):
+                out[f, first + b] = ids[b, f]
 
 
 def by_field(xp: ModuleType, ids: Any) -> Any:
