@@ -158,6 +158,16 @@ class Tensor:
         else:
             self.grad += grad
 
+    def grad_room(self) -> Any:
+        """Return an array that a node may write a gradient of this Tensor to and then give it.
+
+        Examples
+        --------
+        >>> Tensor([1.0, 2.0]).grad_room().shape
+        (2,)
+        """
+        return _room(self.data)
+
     def backward(self, grad: Any = None) -> None:
         """Add the gradient of this Tensor to every Tensor it was made from.
 
@@ -197,9 +207,12 @@ class Tensor:
             return
         pending = {self._node: grad}
         for node in _reverse_order(self._node):
-            inputs, node.inputs = node.inputs, None
+            inputs = node.inputs
             grad = pending.pop(node, None)  # None: no gradient came this way
-            parts = [None] * len(inputs) if grad is None else node.backward(grad)
+            try:
+                parts = [None] * len(inputs) if grad is None else node.backward(grad)
+            finally:
+                node.inputs = None
             for tensor, part in zip(inputs, parts, strict=True):
                 if part is None or not isinstance(tensor, Tensor) or not tensor.requires_grad:
                     continue
@@ -249,6 +262,23 @@ class Function:
 
     def backward(self, grad: Any) -> Sequence[Any]:
         raise NotImplementedError
+
+    def grad_room(self, i: int) -> Any:
+        """Return an array for the gradient of input i, for `backward` to fill and return.
+
+        That of a Parameter lies in its optimizer's flat buffer, and needn't be copied there.
+
+        Examples
+        --------
+        >>> node = Function()
+        >>> node.inputs = [np.zeros(3)]
+        >>> node.grad_room(0).shape
+        (3,)
+        """
+        x = self.inputs[i]
+        if isinstance(x, Tensor) and all(x is not other for other in self.inputs[:i]):
+            return x.grad_room()
+        return _room(x.data if isinstance(x, Tensor) else x)
 
     @classmethod
     def apply(cls, *inputs: Any, **options: Any) -> Any:
@@ -311,6 +341,11 @@ def no_grad() -> Iterator[None]:
         yield
     finally:
         _recording.set(before)
+
+
+def _room(like: Any) -> Any:
+    xp = arrays.namespace("backward", like)
+    return (arrays.empty if xp is np else xp.empty)(like.shape, like.dtype)
 
 
 def _reverse_order(root: Function) -> list[Function]:

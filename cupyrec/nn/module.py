@@ -35,10 +35,16 @@ class Parameter(Tensor):
         if self.grad_buffer is None:
             super().add_grad(grad)
         elif self.grad is None:
-            self.grad_buffer[...] = grad
+            if grad is not self.grad_buffer:
+                self.grad_buffer[...] = grad
             self.grad = self.grad_buffer
         else:
             self.grad += grad
+
+    def grad_room(self) -> Any:
+        if self.grad_buffer is None or self.grad is not None:
+            return super().grad_room()
+        return self.grad_buffer
 
 
 class Module:

@@ -110,7 +110,8 @@ class _FusedMLP(Function):
                 if below is not None:
                     np.matmul(grad, self.weights[i], out=below[start:stop])
 
-        dweights = [arrays.empty(w.shape, w.dtype) for w in self.weights]
+        dweights = [self.grad_room(1 + 2 * i) for i in range(layers)]
+        dbiases = [self.grad_room(2 + 2 * i) for i in range(layers)]
         large = [(i, w) for i, w in enumerate(self.weights) if i not in small]
         cuts = [(i, n, m) for i, w in large for n, m in _weight_cuts(*w.shape)]
 
@@ -123,7 +124,8 @@ class _FusedMLP(Function):
             cpu.parallel(weight_block, len(cuts), 1)
         for i, sums in weight_sums.items():
             sums.sum(axis=0, out=dweights[i])
-        dbiases = [s.sum(axis=0) for s in bias_sums]
+        for sums, dbias in zip(bias_sums, dbiases, strict=True):
+            sums.sum(axis=0, out=dbias)
         return (dx, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
 
 
@@ -156,8 +158,8 @@ class _FusedMLPOnDevice(Function):
     def backward(self, dy):
         matmul = self.matmul
         xp, last = arrays.namespace("fused_mlp", dy), len(self.weights) - 1
-        dweights = [xp.empty(w.shape, w.dtype) for w in self.weights]
-        dbiases = [xp.empty(len(w), w.dtype) for w in self.weights]
+        dweights = [self.grad_room(1 + 2 * i) for i in range(last + 1)]
+        dbiases = [self.grad_room(2 + 2 * i) for i in range(last + 1)]
         dx, dz = None, xp.ascontiguousarray(dy)
         if not self.linear_output:
             dz = relu_dropout_backward(dz, self.masks[last], self.dropouts[last])
@@ -167,7 +169,7 @@ class _FusedMLPOnDevice(Function):
             if not summed and min(len(dz), *weight.shape) > 1:
                 epilogue, bias = Epilogue.BGRADB, dbiases[i]
             elif not summed:  # which cublasLt doesn't do for one row or column
-                dbiases[i] = dz.sum(axis=0)
+                dz.sum(axis=0, out=dbiases[i])
             matmul(dz, self.x[i], dweights[i], transpose_a=True, epilogue=epilogue, bias=bias)
             if i == 0:
                 if self.needs[0]:
