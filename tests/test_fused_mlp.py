@@ -3,7 +3,7 @@ import oracle
 import pytest
 
 import cupyrec
-from cupyrec import Tensor, fused_mlp, no_grad
+from cupyrec import Tensor, arrays, fused_mlp, nn, no_grad, optim
 from cupyrec.ops.relu_dropout import Dropout
 from cupyrec.testing import gradcheck
 
@@ -238,3 +238,25 @@ def refusals():
 def test_refuses(arguments, options, error, text):
     with pytest.raises(error, match=oracle.sentence(f"fused_mlp: {text}")):
         fused_mlp(*arguments, **options)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_go_to_the_optimizers_buffer_even_of_shared_weights(device, passes):
+    """One weight in two layers of an op, and the op twice: all four gradients add up."""
+    xp = arrays.module(device)
+    results = []
+    for taken in (True, False):
+        weight = nn.Parameter(xp.asarray(oracle.integers((3, 3), -2, 3)))
+        bias = nn.Parameter(xp.asarray(oracle.integers((3,), -2, 3, seed=1)))
+        if taken:
+            optim.SGD([weight, bias], lr=1.0)
+        x = xp.asarray(oracle.integers((5, 3), -2, 3, seed=2))
+        for _ in range(passes):
+            y = fused_mlp(x, [weight, weight], [bias, bias], linear_output=True)
+            (y + fused_mlp(x, [weight], [bias])).backward(xp.ones((5, 3), np.float32))
+        assert (weight.grad is weight.grad_buffer) == taken
+        results.append([arrays.to_host(p.grad) for p in (weight, bias)])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert np.abs(a).max() > 0
