@@ -4,6 +4,7 @@ import numpy as np
 import oracle
 import pytest
 
+from cupyrec import arrays
 from cupyrec.ops.sum_squares import sum_squares
 
 SIZES = [0, 1, 3, 17, 127, 1025, 65_535, 65_536, 65_537, 200_000]
@@ -43,6 +44,17 @@ def test_any_shape_and_layout():
     assert sum_squares(x) == sum_squares(x.ravel())
     assert sum_squares(x[:, ::2].T) == (x[:, ::2] ** 2).sum()
     assert sum_squares(np.float32(3) * np.ones((), np.float32)[None]) == 9
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_several_arrays(device):
+    """Also where a launch has several blocks, or nothing to do."""
+    xp = arrays.module(device)
+    xs = [oracle.integers(n, -9, 9, seed=n) for n in (3, 0, 5000, 1, 2049)]
+    truth = sum(int(v) ** 2 for x in xs for v in x)
+    held = [xp.asarray(x) for x in xs]
+    assert np.asarray(arrays.to_host(sum_squares(*held))).item() == truth
+    assert np.asarray(arrays.to_host(sum_squares(held[1], held[1]))).item() == 0
 
 
 def test_same_bits():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,31 +35,33 @@ _add = Kernel(
 )  # fmt: skip
 
 
-def sum_squares(x: Any) -> Any:
+def sum_squares(*xs: Any) -> Any:
     """Return the sum of the squares of all elements; NaN or inf if one isn't finite.
 
     Parameters
     ----------
-    x : contiguous array of float32
+    *xs : arrays of float32
+        At least one, all on one device.
 
     Returns
     -------
-    float, or (1,) array of float64 on the device of `x`
+    float, or (1,) array of float64 on the device of the arrays
         The host doesn't wait for it.
 
     Raises
     ------
     TypeError
-        Another dtype.
+        Another dtype, or several devices.
 
     Examples
     --------
-    >>> sum_squares(np.array([3.0, 4.0], np.float32))
+    >>> sum_squares(np.array([3.0], np.float32), np.array([4.0], np.float32))
     25.0
     """
-    xp = arrays.namespace("sum_squares", x)
-    errors.dtype("sum_squares", "x", x, np.float32)
-    return _sum_squares(x) if xp is np else _sum_squares_kernels(xp, x)
+    xp = arrays.namespace("sum_squares", *xs)
+    for x in xs:
+        errors.dtype("sum_squares", "x", x, np.float32)
+    return float(sum(map(_sum_squares, xs))) if xp is np else _sum_squares_kernels(xp, xs)
 
 
 def _sum_squares(x: np.ndarray) -> float:
@@ -71,15 +75,17 @@ def _sum_squares(x: np.ndarray) -> float:
     return float(parts.sum())
 
 
-def _sum_squares_kernels(xp: Any, x: Any) -> Any:
-    if not x.size:
+def _sum_squares_kernels(xp: ModuleType, xs: Sequence[Any]) -> Any:
+    """The parts of all arrays lie side by side, so that they are added at once."""
+    xs = [xp.ascontiguousarray(x) for x in xs if x.size]
+    ends = np.cumsum([0, *(_sum.geometry(N=x.size).grid for x in xs)]).tolist()
+    if ends[-1] == 0:
         return xp.zeros(1, np.float64)
-    x = xp.ascontiguousarray(x)
-    macros = {"VECTOR": vector_width(4, x)}
-    parts = xp.empty(_sum.geometry(N=x.size).grid, np.float64)
-    _sum(x, x.size, parts, macros=macros, N=x.size)
+    parts = xp.empty(ends[-1], np.float64)
+    for x, i, j in zip(xs, ends[:-1], ends[1:], strict=True):
+        _sum(x, x.size, parts[i:j], macros={"VECTOR": vector_width(4, x)}, N=x.size)
     if parts.size == 1:
         return parts
     total = xp.empty(1, np.float64)
-    _add(parts, parts.size, total, macros=macros)
+    _add(parts, parts.size, total, macros={"VECTOR": 4})
     return total

@@ -254,10 +254,10 @@ class Optimizer(ABC):
 
     def _scale(self, loss: Any, rows: list[RowGradients], dense: list[Any]) -> Any:
         """The factor of all gradients; on a device an array, NaN where nothing may be updated."""
-        squares = [sum_squares(g) for g in [*(g.values for g in rows), *dense]]
-        scale = clip_scale(squares, self.clip_norm, loss)
+        squares = sum_squares(*(g.values for g in rows), *dense)
+        scale = clip_scale([squares], self.clip_norm, loss)
         if self._xp is np and math.isnan(scale):
-            if all(map(math.isfinite, squares)):
+            if math.isfinite(squares):
                 what = f"the loss must be finite, got {loss}"
             else:
                 own = " + l2 * weight" * any(share.l2 for share in self.parameter_groups)
