@@ -208,8 +208,8 @@ class _Pool:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[int, list[np.ndarray]] = {}
-        self._used: dict[int, int] = {}  # id of a buffer -> number of the request it served
+        # By size, each with the number of the last request that it served.
+        self._buffers: dict[int, list[list[Any]]] = {}
         self._requests = 0
         self._lock = threading.Lock()
 
@@ -219,29 +219,28 @@ class _Pool:
         size = -(-nbytes // step) * step  # at most an eighth is wasted, and few sizes are met
         with self._lock:
             self._requests += 1
-            for buffer in self._buffers.get(size, ()):
-                if _references(buffer) == _IDLE:
+            for entry in self._buffers.get(size, ()):
+                if _references(entry) == _IDLE:
                     break
             else:
                 self._forget()
-                buffer = np.empty(size, np.uint8)
-                self._buffers.setdefault(size, []).append(buffer)
-            self._used[id(buffer)] = self._requests
-            return buffer[:nbytes]
+                entry = [np.empty(size, np.uint8), 0]
+                self._buffers.setdefault(size, []).append(entry)
+            entry[1] = self._requests
+            return entry[0][:nbytes]
 
     def _forget(self) -> None:
         """Free what no request has used for long: other shapes than today's."""
-        for size, buffers in self._buffers.items():
-            recent = [self._requests - self._used[id(b)] < _KEPT for b in buffers]
-            self._buffers[size] = [b for b, keep in zip(buffers, recent, strict=True) if keep]
+        for size, entries in self._buffers.items():
+            self._buffers[size] = [e for e in entries if self._requests - e[1] < _KEPT]
 
 
-def _references(buffer: np.ndarray) -> int:
-    return sys.getrefcount(buffer)
+def _references(entry: list[Any]) -> int:
+    """How many there are to the buffer of an entry; its views have one each."""
+    return sys.getrefcount(entry[0])
 
 
-#: References to a buffer that only a list holds, as counted from within a loop over that list.
-_IDLE = next(_references(buffer) for buffer in [np.empty(1, np.uint8)])
+_IDLE = _references([np.empty(1, np.uint8), 0])
 _pool = _Pool()
 _POOLED = 1 << 18  # bytes from which on an array comes from the pool
 _KEPT = 512  # requests that an unused buffer outlives

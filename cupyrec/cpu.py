@@ -20,7 +20,6 @@ import contextlib
 import contextvars
 import functools
 import hashlib
-import itertools
 import logging
 import math
 import os
@@ -52,7 +51,7 @@ logger = logging.getLogger("cupyrec")
 def _sources() -> str:
     """Hash of all sources that hold loops."""
     texts = [file.read_bytes() for file in sorted(Path(__file__).parent.rglob("*.py"))]
-    loops = [text for text in texts if b"exact_loop" in text or b"cpu.loop" in text]
+    loops = [text for text in texts if b"@cpu." in text or b"exact_loop" in text]
     return hashlib.sha256(b"".join(loops)).hexdigest()
 
 
@@ -114,7 +113,7 @@ def _decorator(**options: object) -> Callable[[Callable], Callable]:
 
 #: Loops whose bits are fixed across devices: every operation is rounded on its own.
 exact_loop = _decorator()
-#: The same, for what a loop does a row: taken into it whatever its size, a call takes as long.
+#: The same, always inlined: for work on one row, where a call would cost as much as the work.
 exact_inline = _decorator(forceinline=True)
 #: Loops over sums and products: terms may be reordered and contracted, NaN and inf still count.
 loop = _decorator(fastmath={"reassoc", "contract"})
@@ -174,7 +173,7 @@ def _initial_threads() -> int:
     return math.ceil(min(cores or 1, _quota()))
 
 
-_TURNS = 2000 if hasattr(os, "sched_yield") else 0  # before a thread sleeps
+_TURNS = 2000  # before a thread sleeps
 _yield_core = types.ExternalFunction("sched_yield", types.int32())
 _threads = _initial_threads()
 _serial_lock, _serial, _before = threading.Lock(), 0, ()  # of `serial_blas`
@@ -250,7 +249,11 @@ def _await_sum(flags, total):
 
 
 class _Job:
-    """What the calling thread does with others that come in time."""
+    """What the calling thread does with others that come in time.
+
+    The queue tells that a helper is done, and publishes what it wrote; the flags only shorten the
+    wait for it.
+    """
 
     def __init__(self, work: Callable[[], None], helpers: int) -> None:
         self._work, self._claims = work, iter(range(helpers))  # next() is atomic under the GIL
@@ -259,14 +262,17 @@ class _Job:
 
     def help(self) -> None:
         """Work, unless the job is over."""
-        for claim in itertools.islice(self._claims, 1):
-            error = None
-            try:
-                self._contexts[claim].run(self._work)
-            except BaseException as raised:
-                error = raised
-            self._flags[claim] = 1
-            self._errors.put(error)
+        claim = next(self._claims, None)
+        if claim is None:
+            return
+        error = None
+        try:
+            self._contexts[claim].run(self._work)
+        except BaseException as raised:
+            error = raised
+        self._flags[claim] = 1
+        self._errors.put(error)
+        del error  # whose traceback has this frame, and that what the work holds
 
     def finish(self) -> None:
         """Wait for those who have begun, and raise their first error; nobody begins any more."""
@@ -274,8 +280,12 @@ class _Job:
         if begun:
             _await_sum(self._flags, begun)
         errors = [self._errors.get() for _ in range(begun)]  # sleeps if it must
-        for error in filter(None, errors):
-            raise error
+        error = next(filter(None, errors), None)
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error, errors  # as above
 
 
 class _Helpers:
@@ -283,22 +293,29 @@ class _Helpers:
 
     def __init__(self) -> None:
         self.forget()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.forget)
+        os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
         self._jobs, self._published = queue.SimpleQueue(), np.zeros(1, np.int64)
         self._count, self._lock = 0, threading.Lock()
 
     def offer(self, job: _Job, helpers: int) -> None:
-        with self._lock:
-            for _ in range(self._count, helpers):
-                given = self._jobs, self._published
-                threading.Thread(target=_help, args=given, name="cupyrec", daemon=True).start()
-            self._count = max(self._count, helpers)
+        if self._count < helpers:
+            with self._lock:
+                self._grow(helpers)
         for _ in range(helpers):
             self._jobs.put(job)
         self._published[0] += 1  # two callers may count as one: it changes
+
+    def _grow(self, count: int) -> None:
+        if self._count == 0:  # else a helper might compile them, under a lock, while we fork
+            _await_change(self._published, -1)
+            _await_sum(self._published, self._published[0])
+        with contextlib.suppress(RuntimeError):  # no more threads: those there are will do
+            while self._count < count:
+                given = self._jobs, self._published
+                threading.Thread(target=_help, args=given, name="cupyrec", daemon=True).start()
+                self._count += 1
 
 
 def _help(jobs: queue.SimpleQueue, published: np.ndarray) -> None:
@@ -319,9 +336,9 @@ _helpers = _Helpers()
 def parallel(work: Callable[[int, int], object], n: int, block: int) -> None:
     """Call ``work(start, stop)`` for each block of `block` out of `n`, over the threads.
 
-    The calling thread works too. `work` must write to places that belong to its block alone, and
-    finds the caller's context variables, `numpy.errstate` among them. An error of a block is raised
-    once no other block runs.
+    The calling thread works too. `work` must write to places that belong to its block alone, must
+    not fork, and finds the caller's context variables, `numpy.errstate` among them. An error of a
+    block is raised once no other block runs.
 
     Examples
     --------

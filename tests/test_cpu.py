@@ -1,11 +1,10 @@
+import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,162 +16,22 @@ import pytest
 from cupyrec import cpu
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = cpu.num_threads()
-    cpu.set_num_threads(request.param)
-    yield request.param
-    cpu.set_num_threads(before)
-
-
-@pytest.mark.parametrize(("n", "block"), [(0, 4), (1, 4), (4, 4), (5, 4), (1025, 1), (1025, 64)])
-def test_parallel_calls_each_block_once(threads, n, block):
+def test_every_file_with_loops_has_a_part_in_what_the_cache_is_known_by(monkeypatch):
+    """A change of any decorated function, inlined ones too, must change it."""
+    folder = Path(cpu.__file__).parent
+    decorated = re.compile(r"^@(cpu\.)?(loop|exact_loop|exact_inline)$", re.MULTILINE)
+    files = [f for f in folder.rglob("*.py") if decorated.search(f.read_text())]
+    assert len(files) > 20
     seen = []
-    cpu.parallel(lambda i, j: seen.append((i, j)), n, block)
-    assert sorted(seen) == [(i, min(i + block, n)) for i in range(0, n, block)]
+    digest = hashlib.sha256
 
+    def watch(text=b""):
+        seen.append(text)
+        return digest(text)
 
-def test_parallel_runs_on_as_many_threads_as_set(threads):
-    meeting = threading.Barrier(threads, timeout=30)  # passed only if so many are there at once
-    workers = set()
-
-    def work(i, j):
-        meeting.wait()
-        workers.add(threading.get_ident())
-
-    cpu.parallel(work, threads, 1)
-    assert len(workers) == threads
-    assert threading.get_ident() in workers
-
-
-def test_parallel_raises_what_a_block_raises(threads):
-    def work(i, j):
-        if i == 5:
-            raise RuntimeError("block 5")
-
-    with pytest.raises(RuntimeError, match="block 5"):
-        cpu.parallel(work, 10, 1)
-    done = []
-    cpu.parallel(lambda i, j: done.append(i), 10, 1)  # the pool lives on
-    assert sorted(done) == list(range(10))
-
-
-def test_parallel_raises_once_no_block_runs():
-    before, meeting = cpu.num_threads(), threading.Barrier(4, timeout=30)
-    caller, running = threading.get_ident(), set()
-
-    def work(i, j):
-        running.add(i)
-        meeting.wait()  # each thread has one block
-        helps = threading.get_ident() != caller
-        time.sleep(0.02 * i * helps)
-        running.remove(i)
-        if helps:
-            raise RuntimeError(f"block {i}")
-
-    cpu.set_num_threads(4)
-    try:
-        for _ in range(8):
-            with pytest.raises(RuntimeError, match="block"):
-                cpu.parallel(work, 4, 1)
-            assert not running
-    finally:
-        cpu.set_num_threads(before)
-
-
-def test_blocks_find_the_context_of_the_caller(threads):
-    meeting = threading.Barrier(threads, timeout=30)
-    seen = []
-
-    def work(i, j):
-        meeting.wait()
-        seen.append(np.geterr()["over"])
-
-    with np.errstate(over="raise"):
-        cpu.parallel(work, threads, 1)
-    assert seen == ["raise"] * threads
-
-
-def test_parallel_may_be_nested(threads):
-    done = []
-
-    def outer(i, j):
-        cpu.parallel(lambda k, _: (time.sleep(0.001), done.append((i, k))), 4, 1)
-
-    cpu.parallel(outer, 4, 1)
-    assert sorted(done) == [(i, k) for i in range(4) for k in range(4)]
-
-
-def test_parallel_from_several_threads():
-    sums = np.zeros((4, 100))
-
-    def work_on(row):
-        def work(i, j):
-            row[i:j] += 1
-
-        for _ in range(20):
-            cpu.parallel(work, 100, 7)
-
-    callers = [threading.Thread(target=work_on, args=(row,)) for row in sums]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(60)
-    np.testing.assert_array_equal(sums, 20)
-
-
-FORKED = """
-import os, sys
-import numpy as np
-from cupyrec import cpu
-cpu.set_num_threads(3)
-def squares():
-    out = np.zeros(100, np.int64)
-    def work(i, j):
-        out[i:j] = np.arange(i, j) ** 2
-    cpu.parallel(work, 100, 7)
-    return out.sum()
-assert squares() == 328350
-child = os.fork()
-if child == 0:
-    os._exit(0 if squares() == 328350 else 1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), squares())
-"""
-
-
-def test_parallel_in_a_forked_process():
-    """It has none of its parent's threads."""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=120
-    )
-    assert (run.stdout, run.stderr) == ("0 328350\n", "")
-
-
-def test_threads_without_work_go_to_sleep(threads):
-    meeting = threading.Barrier(threads, timeout=30)
-    cpu.parallel(lambda i, j: meeting.wait(), threads, 1)
-    time.sleep(0.2)
-    before = time.process_time()
-    time.sleep(1)
-    assert time.process_time() - before < 0.5
-
-
-def test_a_job_that_nobody_took_up_is_forgotten(threads):
-    """Even where all others are at work: what it holds is freed."""
-    gate, held = threading.Event(), np.zeros(3)
-    reference = weakref.ref(held)
-    caller = threading.Thread(
-        target=cpu.parallel, args=(lambda i, j: gate.wait(30), 2 * threads, 1)
-    )
-    caller.start()
-    cpu.parallel(lambda i, j, held=held: held[i:j].sum(), 3, 1)
-    gate.set()
-    caller.join(60)
-    del held
-    deadline = time.monotonic() + 30
-    while reference() is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert reference() is None
+    monkeypatch.setattr(cpu.hashlib, "sha256", watch)
+    cpu._sources.__wrapped__()
+    assert not [file for file in files if file.read_bytes() not in seen[-1]]
 
 
 @pytest.mark.parametrize(
