@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, strategies
 from test_hash_table import HIGH, LOW, arrays, keys
 
+from cupyrec.ops.hash_key import hash_key
 from cupyrec.ops.unique_keys import _borders_cpu, unique_keys
 
 
@@ -59,6 +60,16 @@ def test_slots_of_parts_apart_grow(different):
     """A part is 20,000 keys of one table: there are three."""
     ids = np.random.default_rng(different).permutation(60_000) % different * 2**44
     check_unique(np.repeat(np.array([0, 3, 4], np.uint32), 20_000), ids)
+
+
+def test_the_key_whose_hash_is_0():
+    """It must not be taken for what an empty slot holds."""
+    none = -3996381627990649955
+    assert hash_key(np.uint32(0), none) == 0
+    check_unique(np.zeros(4, np.uint32), np.array([none, 5, none, none]))
+    n = 40_000
+    tables = np.repeat(np.arange(2, dtype=np.uint32), n)
+    check_unique(tables, np.where(np.arange(2 * n) % 7, np.arange(2 * n) % 900, none))
 
 
 def test_borders():

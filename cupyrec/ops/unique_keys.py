@@ -95,7 +95,8 @@ def _number_cpu(first, tables, ids, slots, unique, unique_tables, unique_ids, nu
             at, table = hashes[i] << _1 & last, np.uint64(tables[begin + i])
             numbers[begin + i] = (slots[at + _1] & _LOW_32) - _1
             missed[misses] = i
-            misses += np.uint64((slots[at] ^ hashes[i] | slots[at + _1] >> _32 ^ table) != _0)
+            other = slots[at] ^ hashes[i] | slots[at + _1] >> _32 ^ table
+            misses += np.uint64((other != _0) | (slots[at + _1] == _0))  # a hash may be 0
         for j in range(misses):
             i = missed[j]
             at, table = hashes[i] << _1 & last, np.uint64(tables[begin + i])
