@@ -238,3 +238,23 @@ def test_imported_state_has_its_shape_and_dtype():
         with pytest.raises(error, match="^import_rows: 'sum' must "):
             store.import_rows(Rows(tables, ids, vectors, {"sum": sums}))
     assert len(store) == 0
+
+
+def test_no_memory_for_a_second_chunk_leaves_the_store_as_it_was(monkeypatch):
+    store = MemoryStore(1024)
+    store.find_or_insert(np.zeros(9, np.uint32), np.arange(9), numbered(1024))
+    real, left = memory_store.arrays.pages, iter(range(1))
+
+    def pages(shape, dtype):
+        if shape[-1] == 1024 and next(left, None) is None:
+            raise MemoryError("no room")
+        return real(shape, dtype)
+
+    monkeypatch.setattr(memory_store.arrays, "pages", pages)
+    tables, ids = np.zeros(20_000, np.uint32), np.arange(20_000)
+    with pytest.raises(MemoryError, match="no room"):
+        store.find_or_insert(tables, ids, numbered(1024))
+    monkeypatch.undo()
+    assert len(store) == 9
+    rows = store.find_or_insert(tables, ids, numbered(1024))
+    np.testing.assert_array_equal(vectors(store, rows), numbered(1024)(tables, ids))

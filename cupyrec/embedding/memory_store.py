@@ -10,6 +10,7 @@ import numpy as np
 
 from cupyrec import arrays, errors
 from cupyrec.embedding.store import Rows, StatePart, Store
+from cupyrec.kernel import blocks
 from cupyrec.ops.embedding_rows import (
     FLOAT32,
     Rounding,
@@ -182,9 +183,9 @@ class MemoryStore(Store):
         """Write new rows from number `first` on, into new chunks where the old ones are full."""
         xp, n, size = self.xp, len(vectors), 1 << self._memory.k
         known, empty = len(self._chunks), arrays.pages if xp is np else xp.empty
-        while len(self._chunks) * size < first + n:
-            self._chunks.append(empty((size, self._memory.stride), np.float32))
-        if len(self._chunks) > known:
+        missing = range(known, blocks(first + n, size))
+        if missing:  # all or, where memory runs short, none
+            self._chunks += [empty((size, self._memory.stride), np.float32) for _ in missing]
             self._locate(known)
         lines = n if states else 1  # one line is every row's
         words = [xp.empty((lines, 0), np.float32)]
