@@ -279,13 +279,20 @@ class _Job:
         begun = len(self._contexts) - len(list(self._claims))
         if begun:
             _await_sum(self._flags, begun)
-        errors = [self._errors.get() for _ in range(begun)]  # sleeps if it must
-        error = next(filter(None, errors), None)
+        errors: list[BaseException | None] = []
+        interrupt = None
+        while len(errors) < begun:
+            try:
+                errors.append(self._errors.get())  # sleeps if it must
+            except KeyboardInterrupt as raised:  # when blocks are over, since they write
+                interrupt = raised
+        self._work = self._contexts = None  # who takes the job up later finds nothing to hold
+        error = interrupt or next(filter(None, errors), None)
         try:
             if error is not None:
                 raise error
         finally:
-            del error, errors  # as above
+            del error, errors, interrupt  # as above
 
 
 class _Helpers:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -211,3 +212,43 @@ def test_a_job_that_nobody_took_up_is_forgotten(threads):
     while reference() is not None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert reference() is None
+
+
+def test_an_interrupt_comes_when_no_block_runs():
+    before, caller, meeting = cpu.num_threads(), threading.get_ident(), threading.Barrier(2)
+    written = [0]
+
+    def work(i, j):
+        meeting.wait(30)
+        if threading.get_ident() != caller:
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)  # while the caller waits
+            for _ in range(10):
+                time.sleep(0.02)
+                written[0] += 1
+
+    cpu.set_num_threads(2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cpu.parallel(work, 2, 1)
+        assert written == [10]
+    finally:
+        cpu.set_num_threads(before)
+
+
+def test_jobs_that_nobody_took_up_hold_nothing_while_others_work():
+    before, gate = cpu.num_threads(), threading.Event()
+    cpu.set_num_threads(2)
+    busy = threading.Thread(target=cpu.parallel, args=(lambda i, j: gate.wait(60), 2, 1))
+    busy.start()
+    try:
+        time.sleep(0.2)  # both are in
+        held = np.zeros(3)
+        reference = weakref.ref(held)
+        cpu.parallel(lambda i, j, held=held: held[i:j].sum(), 3, 1)
+        del held
+        assert reference() is None
+    finally:
+        gate.set()
+        busy.join(60)
+        cpu.set_num_threads(before)
