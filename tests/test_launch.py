@@ -139,3 +139,31 @@ def test_what_a_gpu_just_launches_runs():
     assert sim.run(LIMITED, "bounded", (1, 65535), 1, (x,)).faults  # all blocks write one word
     assert sim.run(LIMITED, "shares", 1, 256, (x,), shared=162 << 10).faults == []
     assert x[:256].tolist() == [2] * 256
+
+
+STEPS = """extern "C" __global__ void steps(float* x) {
+    __shared__ float room[2048];
+    room[32 * threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x < 40)
+        x[8 * threadIdx.x] = room[32 * threadIdx.x];
+}"""
+
+
+def test_each_instruction_has_its_line_and_costs():
+    pytest.importorskip("cupy", reason=NEEDED)
+    result = sim.run(STEPS, "steps", 1, 64, (np.zeros(512, np.float32),))
+
+    def at(line, root, name):
+        found = [one for one in result.executed if one.source == ("kernel.cu", line)
+                 and one.opcode.startswith(root)]  # fmt: skip
+        (one,) = found
+        return one.warps, one.threads, one.counts[name]
+
+    assert at(3, "ld.global", "sectors") == (2, 64, 8)
+    assert at(3, "st.shared", "bank_conflicts") == (2, 64, 62)
+    assert at(6, "ld.shared", "bank_conflicts") == (2, 40, 31 + 7)
+    assert at(6, "st.global", "sectors") == (2, 40, 40)
+    assert sum(one.warps for one in result.executed) == result.counts["instructions"]
+    for name in ("sectors", "requests", "bank_conflicts", "divergent_branches"):
+        assert sum(one.counts.get(name, 0) for one in result.executed) == result.counts[name] > 0

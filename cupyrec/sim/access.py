@@ -93,7 +93,7 @@ class Place:
         if self.space in {"local", "const", "param"}:
             return found
         self.watch(group, address, found, size, reads, writes, plain)
-        counts = machine.counts
+        counts = machine.costs[machine.trace[-1]]
         if self.space == "shared":
             wavefronts, conflicts = memory.bank_conflicts(address, found, size, group.lanes)
             counts["shared_wavefronts"] += wavefronts

@@ -72,7 +72,7 @@ def _branch(machine: Machine, function: Function, instruction: Instruction, pc: 
             return None
         taken, rest = group.lanes[chosen], group.lanes[~chosen]
         both = np.intersect1d(taken >> 5, rest >> 5, assume_unique=False)
-        machine.counts["divergent_branches"] += both.size
+        machine.costs[pc]["divergent_branches"] += both.size
         if target > pc:
             machine.put(target, taken)
             return pc + 1, type(group)(rest)

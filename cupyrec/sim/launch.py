@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,21 @@ from cupyrec.sim.heap import Allocation, the_heap
 from cupyrec.sim.machine import MAX_STEPS, Fault, Machine
 from cupyrec.sim.ptx import Function, Module, parse
 
-__all__ = ["Result", "run"]
+__all__ = ["Executed", "Result", "run"]
+
+
+class Executed(NamedTuple):
+    """What a launch spent on one instruction of its PTX.
+
+    ``counts`` are those of `Result.counts` that are this instruction's: what it asked memory for,
+    and branches.
+    """
+
+    opcode: str
+    source: tuple[str, int]  # file and line of the CUDA source; line 0 where the compiler made it
+    warps: int
+    threads: int  # one that a predicate turns off is among them
+    counts: Mapping[str, int]
 
 
 @dataclasses.dataclass
@@ -27,13 +42,14 @@ class Result:
     ``bytes_read`` and ``bytes_written`` (distinct ones), ``bank_conflicts`` beyond the
     ``shared_wavefronts`` needed, ``divergent_branches``, ``longest_warp`` and ``mean_warp``
     (instructions), and ``instructions`` of warps; ``classes`` has those by opcode,
-    of ``cp`` in full.
+    of ``cp`` in full; ``executed`` has them one by one, with the line of the source.
     """
 
     faults: list[Fault]
     counts: dict[str, float]
     classes: dict[str, int]
     touched: dict[str, tuple[int, int]]  # array or variable -> distinct bytes read and written
+    executed: list[Executed]
 
 
 def run(
@@ -199,21 +215,27 @@ def _check_shared(machine: Machine, shared: int) -> None:
 
 
 def _result(machine: Machine, found: list[tuple[Allocation, int, int]]) -> Result:
+    executed = [
+        Executed(instruction.opcode, instruction.source, warps, threads, machine.costs.get(pc, {}))
+        for pc, ((_, instruction), warps, threads) in enumerate(
+            zip(machine.code, machine.issued, machine.threads, strict=True)
+        ) if warps
+    ]  # fmt: skip
     classes: dict[str, int] = {}
-    for (_, instruction), n in zip(machine.code, machine.issued, strict=True):
-        if n:
-            kind = instruction.parts[0]
-            kind = instruction.opcode if kind == "cp" else kind  # copies, and waits for them
-            classes[kind] = classes.get(kind, 0) + n
+    counts = dict.fromkeys(
+        ["sectors", "requests", "bank_conflicts", "shared_wavefronts", "divergent_branches"], 0
+    )
+    for one in executed:
+        kind = one.opcode.split(".")[0]
+        kind = one.opcode if kind == "cp" else kind  # copies, and waits for them
+        classes[kind] = classes.get(kind, 0) + one.warps
+        for name, n in one.counts.items():
+            counts[name] += n
     touched: dict[str, tuple[int, int]] = {}
     for allocation, reads, writes in found:
         before = touched.get(allocation.name, (0, 0))  # arrays of equal shape have one name
         touched[allocation.name] = before[0] + reads, before[1] + writes
-    counts = dict.fromkeys(
-        ["sectors", "requests", "bank_conflicts", "shared_wavefronts", "divergent_branches"], 0
-    )
     real = machine.warp_steps[machine.existing_places > 0]
-    counts |= machine.counts
     counts |= {
         "bytes_read": sum(r for r, _ in touched.values()),
         "bytes_written": sum(w for _, w in touched.values()),
@@ -221,4 +243,4 @@ def _result(machine: Machine, found: list[tuple[Allocation, int, int]]) -> Resul
         "longest_warp": int(real.max()),
         "mean_warp": math.fsum(real) / real.size,
     }
-    return Result(machine.faults, counts, classes, touched)
+    return Result(machine.faults, counts, classes, touched, executed)

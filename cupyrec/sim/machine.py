@@ -87,9 +87,10 @@ class Machine(Threads):
         self.stores: dict[tuple[str, str], np.ndarray] = {}  # .param space of calls
         self.suspects = np.empty((1 << 16, 4), np.int64)
         self._ready_to_wait()
-        self.issued = [0] * len(self.code)
         self.warp_steps = np.zeros(self.lanes // WARP, np.int64)
-        self.counts: collections.Counter[str] = collections.Counter()
+        # Of each instruction: warps and threads that executed it, and what they asked memory for.
+        self.issued, self.threads = [0] * len(self.code), [0] * len(self.code)
+        self.costs: dict[int, collections.Counter] = collections.defaultdict(collections.Counter)
 
     def _ready_to_wait(self) -> None:
         """What barriers, calls and asynchronous copies keep."""
@@ -102,9 +103,8 @@ class Machine(Threads):
 
     def _load_code(self) -> None:
         functions = control.reachable(self.module, self.kernel)
-        names = [f.name for f in functions]
         starts = itertools.accumulate((len(f.code) for f in functions), initial=0)
-        self.start = dict(zip(names, starts, strict=False))
+        self.start = {f.name: at for f, at in zip(functions, starts, strict=False)}
         self.code = [(f, i) for f in functions for i in f.code]
         self.steps: list[Step | None] = [None] * len(self.code)
 
@@ -126,8 +126,7 @@ class Machine(Threads):
         inner = {(f.name, v.name): v for f in functions for v in f.variables.values()}
         outer = {("", v.name): v for v in self.module.variables.values() if v.name in used}
         self.address: dict[tuple[str, str], int] = {}
-        top = {"shared": 0, "local": 0}
-        dynamic = []
+        top, dynamic = {"shared": 0, "local": 0}, []
         for key, variable in (outer | inner).items():
             if variable.space in top and not (variable.size == 0 and variable.space == "shared"):
                 start = -(-top[variable.space] // variable.align) * variable.align
@@ -189,9 +188,9 @@ class Machine(Threads):
         """All lanes of a register."""
         key = (function.name, name)
         if key not in self.registers:
-            kind = dtype_of(f"b{8 * width(k)}" if (k := function.registers[name]) != "pred"
-                                else k)  # fmt: skip
-            self.registers[key] = np.zeros(self.lanes, kind)
+            kind = function.registers[name]
+            kind = kind if kind == "pred" else f"b{8 * width(kind)}"
+            self.registers[key] = np.zeros(self.lanes, dtype_of(kind))
         return self.registers[key]
 
     def source(self, function: Function, operand: object, kind: str) -> np.ndarray:
@@ -391,6 +390,7 @@ class Machine(Threads):
                 return self._give_up(pc, group)
             trace.append(pc)
             issued[pc] += group.warps.size
+            self.threads[pc] += group.lanes.size
             step = steps[pc] or self.decode(pc)
             jump = step(group)
             if jump is None:
