@@ -2,6 +2,8 @@
 
     python scripts/bench_kernels.py --device sim                     # counts; needs no GPU
     python scripts/bench_kernels.py --device cuda --kernel gather_rows adam_rows
+    python scripts/bench_kernels.py --device sim --kernel sgd_rows --shape B=64,D=32
+    python scripts/bench_kernels.py --device sim --json k.json
 
 `sim` counts what PTX does at B = 256 and reads ptxas and the launch geometry for an H100. `cuda`
 checks each op against the CPU's, then times it at B = 65,536. docs/kernels.md explains the columns.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import logging
 import math
@@ -18,10 +21,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import kernel_figures as figures
+import kernel_shapes
 import numpy as np
 from kernel_cases import CASES
 from kernel_inputs import FULL_BATCH, Work
@@ -29,7 +34,7 @@ from kernel_inputs import FULL_BATCH, Work
 from cupyrec import arrays, nvrtc
 from cupyrec.kernel import Kernel
 
-CHECKED = 256  # batch on which a GPU is compared with the CPU
+CHECKED = 256  # batch that is counted, and on which a GPU is compared with the CPU
 GROWING = {"B", "M", "N", "U", "n"}  # sizes of a launch that grow with the batch
 SUMMED = [
     "sectors", "requests", "bank_conflicts", "shared_wavefronts", "bytes_read", "bytes_written",
@@ -82,10 +87,10 @@ def watched() -> Iterator[list[Launched]]:
 # Counted
 
 
-def counted(name: str, batch: int, width: int) -> dict[str, Any]:
+def counted(name: str, batch: int, width: int, **more: int) -> dict[str, Any]:
     """The figures of one case, from the simulator."""
     xp = arrays.module("sim")
-    work = CASES[name][0](xp, batch, width)
+    work = CASES[name][0](xp, batch, width, **more)
     with watched() as launched, xp.schedule(figures.ARCH), xp.record() as seen:
         work.call()
     ours = [launch for launch in seen.launches if launch.result]
@@ -178,9 +183,10 @@ class Timer:
         return statistics.median(times)
 
 
-def agrees(name: str, xp: ModuleType, batch: int, width: int) -> str:
+def agrees(name: str, xp: ModuleType, batch: int, width: int, **more: int) -> str:
     """Whether the op gives what the CPU's gives, on a small batch: "ok", or the largest error."""
-    results = [CASES[name][0](where, batch, width).call() for where in (np, xp)]  # of one seed
+    make = CASES[name][0]
+    results = [make(where, batch, width, **more).call() for where in (np, xp)]  # of one seed
     pairs = zip(*results, strict=True)
     worst = max(difference(*map(arrays.to_host, pair)) for pair in pairs)
     return "ok" if worst < 1e-5 else f"{worst:.1e}"
@@ -205,11 +211,11 @@ def difference(expected: np.ndarray, got: np.ndarray) -> float:
     return float(np.abs(got - expected).max(initial=0.0) / scale)
 
 
-def timed(timer: Timer, name: str, batch: int, width: int) -> dict[str, Any]:
+def timed(timer: Timer, name: str, batch: int, width: int, **more: int) -> dict[str, Any]:
     """The figures of one case, from the GPU."""
     xp = timer.xp
-    check = agrees(name, xp, CHECKED, width)
-    work: Work = CASES[name][0](xp, batch, width)
+    check = agrees(name, xp, min(batch, CHECKED), width, **more)
+    work: Work = CASES[name][0](xp, batch, width, **more)
     with watched() as launched:
         work.call()
     functions = [one.kernel._function(one.macros, one.kernel.geometry(**one.sizes).shared)
@@ -244,19 +250,55 @@ def line(columns: dict[str, str], row: dict[str, Any] | None = None) -> str:
     return " ".join(cells).rstrip()
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)
-
-
-def main() -> None:
+def parse_options() -> argparse.Namespace:
+    """The options; whatever would only fail after the run is an error here."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=["sim", "cuda"])
     parser.add_argument("--kernel", nargs="*", choices=sorted(CASES), metavar="NAME",
                         help=", ".join(CASES))  # fmt: skip
-    parser.add_argument("--batch", type=positive, help="256 on sim, 65536 on cuda")
+    parser.add_argument("--shape", metavar="B=256,F=27,D=128", type=str.strip,
+                        help="sizes instead of a case's own; without --kernel, of all cases that "
+                        "have them; B is 256 on sim and 65536 on cuda")  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the rows, and what they are of")
     options = parser.parse_args()
+    try:
+        options.shape = kernel_shapes.parsed(options.shape) if options.shape is not None else {}
+        options.kernel = options.kernel or kernel_shapes.having(options.shape)
+        for name in options.kernel:
+            kernel_shapes.shapes(name, options.shape, CHECKED)
+        path = options.json
+        if path and (path.is_dir() or not path.parent.is_dir()):
+            raise ValueError(
+                f"bench_kernels: '--json' must be a file in a folder that is there, got '{path}'."
+            )
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
+    return options
+
+
+def one_case(timer: Timer | None, name: str, shape: kernel_shapes.Shape) -> dict[str, Any]:
+    """The figures of one case."""
+    batch, width, more = shape
+    if timer is None:
+        return counted(name, batch, width, **more)
+    row = timed(timer, name, batch, width, **more)
+    timer.xp.get_default_memory_pool().free_all_blocks()
+    return row
+
+
+def write(options: argparse.Namespace, gpu: str | None, rows: list[dict[str, Any]]) -> None:
+    """Write the files that were asked for."""
+    measured_on = {
+        "device": gpu or f"simulator, PTX of compute_{figures.ARCH}",
+        "nvrtc": "{}.{}".format(*nvrtc.version()),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    if options.json:
+        options.json.write_text(json.dumps(measured_on | {"cases": rows}, indent=2) + "\n")
+
+
+def main() -> None:
+    options = parse_options()
     logging.basicConfig(format="%(message)s")
     timer = None
     if options.device != "sim":
@@ -264,7 +306,8 @@ def main() -> None:
             timer = Timer(arrays.module("cuda"))
         except RuntimeError as error:
             if options.device:
-                parser.exit(3, f"{error}\n")
+                print(error, file=sys.stderr)
+                sys.exit(3)
     columns, started = TIMED if timer else COUNTED, time.perf_counter()
     if timer:
         what = f"{timer.gpu}: a copy moves {timer.copy:.0f} GB/s"
@@ -272,23 +315,25 @@ def main() -> None:
         try:
             what = "counts of sm_90's PTX, by NVRTC {}.{}".format(*nvrtc.version())
         except ModuleNotFoundError as error:
-            parser.exit(1, f"{error}\n")
+            sys.exit(str(error))
     print(what, file=sys.stderr)
     print(line(columns), file=sys.stderr)
-    rows, wrong = [], False
-    for name in options.kernel or CASES:
-        for width in CASES[name][1]:
-            if timer:
-                row = timed(timer, name, options.batch or FULL_BATCH, width)
-                timer.xp.get_default_memory_pool().free_all_blocks()
-                wrong |= row["check"] != "ok"
-            else:
-                row = counted(name, options.batch or 256, width)
+    rows = []
+    for name in options.kernel:
+        for shape in kernel_shapes.shapes(name, options.shape, FULL_BATCH if timer else CHECKED):
+            try:
+                row = one_case(timer, name, shape)
+            except ValueError as error:
+                if not options.shape:
+                    raise
+                print(f"bench_kernels: {error}", file=sys.stderr)  # the op takes no such size
+                sys.exit(2)
             rows.append(row)
             print(line(columns, row), file=sys.stderr, flush=True)
     print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
     print(json.dumps(rows))
-    sys.exit(wrong)
+    write(options, timer and timer.gpu, rows)
+    sys.exit(any(row.get("check", "ok") != "ok" for row in rows))
 
 
 if __name__ == "__main__":

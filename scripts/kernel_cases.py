@@ -331,31 +331,35 @@ def _hash_delete(xp: ModuleType, batch: int, width: int) -> Work:
 
 
 @case("dot_interaction_forward", 128, 16)
-def _dot_interaction_forward(xp: ModuleType, batch: int, width: int) -> Work:
-    dense, sparse = floats(xp, batch, width), floats(xp, batch, TABLES, width)
-    columns = width + FEATURES * (FEATURES - 1) // 2 + 1
+def _dot_interaction_forward(
+    xp: ModuleType, batch: int, width: int, features: int = FEATURES
+) -> Work:
+    dense, sparse = floats(xp, batch, width), floats(xp, batch, features - 1, width)
+    columns = width + features * (features - 1) // 2 + 1
 
     def call() -> tuple:
         return (dot_interaction.dot_interaction(dense, sparse, output_padding=1),)
 
-    ideal = 4 * batch * (FEATURES * width + columns)
+    ideal = 4 * batch * (features * width + columns)
     return Work(
-        call, ideal, f"B={batch} F={FEATURES} D={width}",
+        call, ideal, f"B={batch} F={features} D={width}",
         naive=lambda: (naive.dot_interaction(xp, dense, sparse, 1),),
     )  # fmt: skip
 
 
 @case("dot_interaction_backward", 128, 16)
-def _dot_interaction_backward(xp: ModuleType, batch: int, width: int) -> Work:
-    inputs = [floats(xp, batch, width), floats(xp, batch, TABLES, width)]
+def _dot_interaction_backward(
+    xp: ModuleType, batch: int, width: int, features: int = FEATURES
+) -> Work:
+    inputs = [floats(xp, batch, width), floats(xp, batch, features - 1, width)]
     tensors = [Tensor(x, requires_grad=True) for x in inputs]
     node = dot_interaction.dot_interaction(*tensors, output_padding=1)._node
-    columns = width + FEATURES * (FEATURES - 1) // 2 + 1
+    columns = width + features * (features - 1) // 2 + 1
     grad = floats(xp, batch, columns)
-    ideal = 4 * batch * (2 * FEATURES * width + columns - 1)  # nobody needs the padding's
+    ideal = 4 * batch * (2 * features * width + columns - 1)  # nobody needs the padding's
     # The node, for the tape would copy what it gives.
     return Work(
-        lambda: tuple(node.backward(grad)), ideal, f"B={batch} F={FEATURES} D={width}",
+        lambda: tuple(node.backward(grad)), ideal, f"B={batch} F={features} D={width}",
         naive=lambda: naive.dot_interaction_backward(xp, grad, *inputs),
     )  # fmt: skip
 
@@ -387,15 +391,16 @@ def _relu_dropout_backward(xp: ModuleType, batch: int, width: int) -> Work:
     )  # fmt: skip
 
 
-def _logits(xp: ModuleType, batch: int) -> tuple[Any, Any, str]:
-    n = FULL_BATCH if batch > 16 else 1024 * batch  # one number a sample: few would be nothing
+def _logits(xp: ModuleType, batch: int, samples: int) -> tuple[Any, Any, str]:
+    # One number a sample: few would be nothing.
+    n = samples or (FULL_BATCH if batch > 16 else 1024 * batch)
     z = floats(xp, n, 1)
     return z, xp.asarray((np.resize(normals(), (n, 1)) > 0.7).astype(np.float32)), f"B={n}"
 
 
 @case("bce_forward")
-def _bce_forward(xp: ModuleType, batch: int, width: int) -> Work:
-    z, y, shape = _logits(xp, batch)
+def _bce_forward(xp: ModuleType, batch: int, width: int, samples: int = 0) -> Work:
+    z, y, shape = _logits(xp, batch, samples)
     return Work(
         lambda: (bce_with_logits.bce_with_logits(z, y),), 8 * z.size + 4, shape, {"B": FULL_BATCH},
         naive=lambda: (naive.bce(xp, z, y),),
@@ -403,8 +408,8 @@ def _bce_forward(xp: ModuleType, batch: int, width: int) -> Work:
 
 
 @case("bce_backward")
-def _bce_backward(xp: ModuleType, batch: int, width: int) -> Work:
-    z, y, shape = _logits(xp, batch)
+def _bce_backward(xp: ModuleType, batch: int, width: int, samples: int = 0) -> Work:
+    z, y, shape = _logits(xp, batch, samples)
     node = bce_with_logits.bce_with_logits(Tensor(z, requires_grad=True), y)._node
     grad = xp.ones((), np.float32)
     return Work(
@@ -428,7 +433,7 @@ def _squares(xp: ModuleType, batch: int, width: int) -> Work:
 
 
 @case("clip_scale")
-def _clip(xp: ModuleType, batch: int, width: int) -> Work:
+def _clip(xp: ModuleType, _batch: int, width: int) -> Work:
     parts = [1.0, 1.0] if xp is np else [xp.ones(1, np.float64), xp.ones(1, np.float64)]
     loss = xp.ones((), np.float32)
     return Work(

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -179,8 +181,9 @@ def test_a_table_is_half_full(sim):
 # The script
 
 
-def test_the_script_on_the_simulator(monkeypatch, capsys):
-    arguments = ["--device", "sim", "--kernel", "sgd_rows", "--batch", "64"]
+def test_the_script_on_the_simulator(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "k.json"
+    arguments = ["--device", "sim", "--kernel", "sgd_rows", "--shape", "B=64", "--json", str(path)]
     monkeypatch.setattr(sys, "argv", ["bench_kernels.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         bench_kernels.main()
@@ -194,6 +197,12 @@ def test_the_script_on_the_simulator(monkeypatch, capsys):
         assert {key: type(row[key]) for key in FIELDS} == FIELDS
         assert row["bytes_ratio"] == 1
     assert [len(row.split()) for row in said.err.splitlines()[1:4]] == [14, 15, 15]
+    written = json.loads(path.read_text())
+    assert written.pop("cases") == rows
+    assert written.pop("device") == "simulator, PTX of compute_90"
+    assert written.pop("nvrtc") in said.err
+    assert abs(time.time() - datetime.fromisoformat(written.pop("date")).timestamp()) < 60
+    assert not written
 
 
 class FakeGpu:
@@ -221,7 +230,7 @@ def test_the_script_on_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(Kernel, "_function", lambda *_: functions)
     monkeypatch.setattr(bench_kernels.Timer, "COPIED", 1 << 20)
     monkeypatch.setattr(bench_kernels.Timer, "FLUSHED", 1 << 12)
-    arguments = ["--device", "cuda", "--kernel", "sgd_dense", "gather_rows", "--batch", "4"]
+    arguments = ["--device", "cuda", "--kernel", "sgd_dense", "gather_rows", "--shape", "B=4"]
     monkeypatch.setattr(sys, "argv", ["bench_kernels.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         bench_kernels.main()

@@ -46,10 +46,10 @@ def data(bench):
     }
 
 
-# test_bench_kernels.py has these.
+# test_bench_kernels.py and tests of their own names have these.
 ELSEWHERE = {
     "kernel_cases.py", "kernel_figures.py", "kernel_inputs.py", "kernel_naive.py",
-    "optimizer_cases.py",
+    "kernel_shapes.py", "optimizer_cases.py",
 }  # fmt: skip
 
 
