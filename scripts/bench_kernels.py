@@ -3,10 +3,11 @@
     python scripts/bench_kernels.py --device sim                     # counts; needs no GPU
     python scripts/bench_kernels.py --device cuda --kernel gather_rows adam_rows
     python scripts/bench_kernels.py --device sim --kernel sgd_rows --shape B=64,D=32
-    python scripts/bench_kernels.py --device sim --json k.json
+    python scripts/bench_kernels.py --device sim --json k.json --plot k.png
 
 `sim` counts what PTX does at B = 256 and reads ptxas and the launch geometry for an H100. `cuda`
-checks each op against the CPU's, then times it at B = 65,536. docs/kernels.md explains the columns.
+checks each op against the CPU's, then times it at B = 65,536. docs/kernels.md explains the columns
+and the plot.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import kernel_figures as figures
+import kernel_plot
 import kernel_shapes
 import numpy as np
 from kernel_cases import CASES
@@ -97,6 +99,11 @@ def counted(name: str, batch: int, width: int, **more: int) -> dict[str, Any]:
     counts = {key: sum(launch.result.counts[key] for launch in ours) for key in SUMMED}
     main = max(range(len(ours)), key=lambda i: ours[i].result.counts["sectors"])
     others = sum(launch.moved for launch in seen.launches)  # bytes, by the array module
+    moved = counts["bytes_read"] + counts["bytes_written"] + others
+    flops = sum(
+        one.threads * figures.flops(one.opcode)
+        for launch in ours for one in launch.result.executed
+    )  # fmt: skip
     resources = [nvrtc.ptxas(launch.ptx, figures.ARCH)[launch.name] for launch in ours]
     full = at_full_batch(launched[main], batch, work.full)
     lies = figures.residency(
@@ -111,7 +118,7 @@ def counted(name: str, batch: int, width: int, **more: int) -> dict[str, Any]:
         "kernel": name,
         "shape": work.shape,
         "dtype": work.dtype,
-        "bytes_ratio": (counts["bytes_read"] + counts["bytes_written"] + others) / work.ideal,
+        "bytes_ratio": moved / work.ideal,
         "sectors_ratio": (32 * counts["sectors"] + others) / work.ideal,
         "sectors_per_request": counts["sectors"] / max(1, counts["requests"]),
         "bank_conflicts": counts["bank_conflicts"] / max(1, counts["shared_wavefronts"]),
@@ -122,6 +129,7 @@ def counted(name: str, batch: int, width: int, **more: int) -> dict[str, Any]:
         "in_flight_kb": in_flight / 1024,
         "balance": max(map(balance, ours)),
         "instructions": counts["instructions"],
+        "flop_per_byte": flops / moved,
         "bound": figures.bound(counts, in_flight),
         "launches": len(ours),
         "other_calls": len(seen.launches) - len(ours),
@@ -260,29 +268,40 @@ def parse_options() -> argparse.Namespace:
                         help="sizes instead of a case's own; without --kernel, of all cases that "
                         "have them; B is 256 on sim and 65536 on cuda")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="the rows, and what they are of")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="a roofline")
     options = parser.parse_args()
     try:
         options.shape = kernel_shapes.parsed(options.shape) if options.shape is not None else {}
         options.kernel = options.kernel or kernel_shapes.having(options.shape)
         for name in options.kernel:
             kernel_shapes.shapes(name, options.shape, CHECKED)
-        path = options.json
-        if path and (path.is_dir() or not path.parent.is_dir()):
-            raise ValueError(
-                f"bench_kernels: '--json' must be a file in a folder that is there, got '{path}'."
-            )
-    except ValueError as error:
+        for name in ("json", "plot"):
+            path = getattr(options, name)
+            if path and (path.is_dir() or not path.parent.is_dir()):
+                raise ValueError(
+                    f"bench_kernels: '--{name}' must be a file in a folder that is there, "
+                    f"got '{path}'."
+                )
+        if options.plot:
+            kernel_plot.require()
+    except (ValueError, ModuleNotFoundError) as error:
         parser.exit(2, f"{error}\n")
     return options
 
 
-def one_case(timer: Timer | None, name: str, shape: kernel_shapes.Shape) -> dict[str, Any]:
-    """The figures of one case."""
+def one_case(
+    timer: Timer | None, name: str, shape: kernel_shapes.Shape, plot: bool
+) -> dict[str, Any]:
+    """The figures of one case; on a GPU with those of a plot, whose operations `sim` counts."""
     batch, width, more = shape
     if timer is None:
         return counted(name, batch, width, **more)
     row = timed(timer, name, batch, width, **more)
     timer.xp.get_default_memory_pool().free_all_blocks()
+    if plot:
+        seen = counted(name, min(batch, CHECKED), width, **more)
+        row["flop_per_byte"] = seen["flop_per_byte"]
+        row["gflop_per_s"] = row["gb_per_s"] * seen["bytes_ratio"] * seen["flop_per_byte"]
     return row
 
 
@@ -293,8 +312,11 @@ def write(options: argparse.Namespace, gpu: str | None, rows: list[dict[str, Any
         "nvrtc": "{}.{}".format(*nvrtc.version()),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+    title = "{device}, NVRTC {nvrtc}, {date}".format(**measured_on)
     if options.json:
         options.json.write_text(json.dumps(measured_on | {"cases": rows}, indent=2) + "\n")
+    if options.plot:
+        kernel_plot.draw(rows, title, bool(gpu), options.plot)
 
 
 def main() -> None:
@@ -322,7 +344,7 @@ def main() -> None:
     for name in options.kernel:
         for shape in kernel_shapes.shapes(name, options.shape, FULL_BATCH if timer else CHECKED):
             try:
-                row = one_case(timer, name, shape)
+                row = one_case(timer, name, shape, bool(options.plot))
             except ValueError as error:
                 if not options.shape:
                     raise

@@ -5,6 +5,7 @@ The GPU is an H100 SXM; docs/kernels.md says how each figure is made and how far
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ ARCH = 90
 SMS = 132
 CLOCK = 1.755e9  # Hz, boost
 ISSUED = 4  # warp instructions a cycle of an SM
+FLOPS = SMS * ISSUED * 32 * 2 * CLOCK  # a second: all lanes multiply and add
 BANDWIDTH = 3.35e12  # bytes a second, HBM3
 L2_BANDWIDTH = 5.5e12  # bytes a second, reads that hit
 NEEDED_IN_FLIGHT = 32 << 10  # bytes an SM must have asked for to keep the memory busy
@@ -163,6 +165,23 @@ def _bytes_loaded(opcode: str, operands: str) -> int:
 
 
 # What bounds it
+
+_FLOPS = dict.fromkeys(
+    ["add", "sub", "mul", "div", "sqrt", "rsqrt", "rcp", "ex2", "lg2", "sin", "cos", "tanh"], 1
+) | {"fma": 2}  # fmt: skip
+_FLOAT = re.compile(r"b?f(16|32|64)(?P<pair>x2)?")
+_TILE = re.compile(r"(?:wmma\.)?mma\..*?m(\d+)n(\d+)k(\d+)\.")
+
+
+def flops(opcode: str) -> float:
+    """Floating-point operations of one thread: a product and sum are two, a root or quotient one.
+
+    Comparisons, conversions and signs are none; `mma` is shared by the threads of a warp.
+    """
+    if tile := _TILE.match(opcode):
+        return 2 * math.prod(map(int, tile.groups())) / _WARP
+    kind = _FLOAT.fullmatch(opcode.split(".")[-1])
+    return _FLOPS.get(_kind(opcode), 0) * (2 if kind["pair"] else 1) if kind else 0
 
 
 def bound(counts: dict[str, float], in_flight: float) -> str:

@@ -223,7 +223,8 @@ class FakeGpu:
         return SimpleNamespace(free_all_blocks=lambda: None)
 
 
-def test_the_script_on_a_gpu(monkeypatch, capsys):
+def test_the_script_on_a_gpu(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
     module, functions = arrays.module, SimpleNamespace(num_regs=20, local_size_bytes=0)
     monkeypatch.setattr(arrays, "module", lambda d: FakeGpu() if d == "cuda" else module(d))
     monkeypatch.setattr(bench_kernels, "CHECKED", 4)
@@ -231,6 +232,7 @@ def test_the_script_on_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(bench_kernels.Timer, "COPIED", 1 << 20)
     monkeypatch.setattr(bench_kernels.Timer, "FLUSHED", 1 << 12)
     arguments = ["--device", "cuda", "--kernel", "sgd_dense", "gather_rows", "--shape", "B=4"]
+    arguments += ["--plot", str(tmp_path / "k.png")]
     monkeypatch.setattr(sys, "argv", ["bench_kernels.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         bench_kernels.main()
@@ -240,6 +242,8 @@ def test_the_script_on_a_gpu(monkeypatch, capsys):
     assert [row["kernel"] for row in rows] == ["sgd_dense", "gather_rows", "gather_rows"]
     assert {row["check"] for row in rows} == {"ok"}
     assert rows[0]["gb_per_s"] == pytest.approx(12 * 4096 / 2e-3 / 1e9)
+    assert rows[0]["gflop_per_s"] == pytest.approx(4.25 * 4096 / 2e-3 / 1e9, rel=1e-3)
+    assert (tmp_path / "k.png").stat().st_size > 0
     assert rows[0]["percent_of_copy"] == pytest.approx(100 * 12 * 4096 / (2 << 20))
     assert ended.value.code == 0
 
