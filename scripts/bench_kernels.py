@@ -3,11 +3,11 @@
     python scripts/bench_kernels.py --device sim                     # counts; needs no GPU
     python scripts/bench_kernels.py --device cuda --kernel gather_rows adam_rows
     python scripts/bench_kernels.py --device sim --kernel sgd_rows --shape B=64,D=32
-    python scripts/bench_kernels.py --device sim --json k.json --plot k.png
+    python scripts/bench_kernels.py --device sim --json k.json --plot k.png --html k.html
 
 `sim` counts what PTX does at B = 256 and reads ptxas and the launch geometry for an H100. `cuda`
-checks each op against the CPU's, then times it at B = 65,536. docs/kernels.md explains the columns
-and the plot.
+checks each op against the CPU's, then times it at B = 65,536. docs/kernels.md explains the columns,
+the plot and the page.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import kernel_figures as figures
+import kernel_page
 import kernel_plot
 import kernel_shapes
 import numpy as np
@@ -89,13 +90,17 @@ def watched() -> Iterator[list[Launched]]:
 # Counted
 
 
-def counted(name: str, batch: int, width: int, **more: int) -> dict[str, Any]:
-    """The figures of one case, from the simulator."""
+def counted(
+    name: str, batch: int, width: int, launches: list | None = None, **more: int
+) -> dict[str, Any]:
+    """The figures of one case, from the simulator; its launches are added to `launches`."""
     xp = arrays.module("sim")
     work = CASES[name][0](xp, batch, width, **more)
     with watched() as launched, xp.schedule(figures.ARCH), xp.record() as seen:
         work.call()
     ours = [launch for launch in seen.launches if launch.result]
+    if launches is not None:
+        launches += ours
     counts = {key: sum(launch.result.counts[key] for launch in ours) for key in SUMMED}
     main = max(range(len(ours)), key=lambda i: ours[i].result.counts["sectors"])
     others = sum(launch.moved for launch in seen.launches)  # bytes, by the array module
@@ -269,19 +274,25 @@ def parse_options() -> argparse.Namespace:
                         "have them; B is 256 on sim and 65536 on cuda")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="the rows, and what they are of")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="a roofline")
+    parser.add_argument("--html", type=Path, metavar="FILE",
+                        help="the sources, and what each line cost on sim")  # fmt: skip
     options = parser.parse_args()
     try:
         options.shape = kernel_shapes.parsed(options.shape) if options.shape is not None else {}
         options.kernel = options.kernel or kernel_shapes.having(options.shape)
         for name in options.kernel:
             kernel_shapes.shapes(name, options.shape, CHECKED)
-        for name in ("json", "plot"):
+        for name in ("json", "plot", "html"):
             path = getattr(options, name)
             if path and (path.is_dir() or not path.parent.is_dir()):
                 raise ValueError(
                     f"bench_kernels: '--{name}' must be a file in a folder that is there, "
                     f"got '{path}'."
                 )
+        if options.html:
+            if options.device == "cuda":
+                raise ValueError("bench_kernels: '--html' must be of '--device sim', got 'cuda'.")
+            options.device = "sim"
         if options.plot:
             kernel_plot.require()
     except (ValueError, ModuleNotFoundError) as error:
@@ -290,12 +301,12 @@ def parse_options() -> argparse.Namespace:
 
 
 def one_case(
-    timer: Timer | None, name: str, shape: kernel_shapes.Shape, plot: bool
+    timer: Timer | None, name: str, shape: kernel_shapes.Shape, plot: bool, launches: list | None
 ) -> dict[str, Any]:
     """The figures of one case; on a GPU with those of a plot, whose operations `sim` counts."""
     batch, width, more = shape
     if timer is None:
-        return counted(name, batch, width, **more)
+        return counted(name, batch, width, launches, **more)
     row = timed(timer, name, batch, width, **more)
     timer.xp.get_default_memory_pool().free_all_blocks()
     if plot:
@@ -305,7 +316,9 @@ def one_case(
     return row
 
 
-def write(options: argparse.Namespace, gpu: str | None, rows: list[dict[str, Any]]) -> None:
+def write(
+    options: argparse.Namespace, gpu: str | None, rows: list[dict[str, Any]], launches: list | None
+) -> None:
     """Write the files that were asked for."""
     measured_on = {
         "device": gpu or f"simulator, PTX of compute_{figures.ARCH}",
@@ -317,6 +330,9 @@ def write(options: argparse.Namespace, gpu: str | None, rows: list[dict[str, Any
         options.json.write_text(json.dumps(measured_on | {"cases": rows}, indent=2) + "\n")
     if options.plot:
         kernel_plot.draw(rows, title, bool(gpu), options.plot)
+    if options.html:
+        cases = [f"{row['kernel']} {row['shape']}" for row in rows]
+        options.html.write_text(kernel_page.page(launches, cases, title), encoding="utf-8")
 
 
 def main() -> None:
@@ -340,11 +356,11 @@ def main() -> None:
             sys.exit(str(error))
     print(what, file=sys.stderr)
     print(line(columns), file=sys.stderr)
-    rows = []
+    rows, launches = [], [] if options.html else None
     for name in options.kernel:
         for shape in kernel_shapes.shapes(name, options.shape, FULL_BATCH if timer else CHECKED):
             try:
-                row = one_case(timer, name, shape, bool(options.plot))
+                row = one_case(timer, name, shape, bool(options.plot), launches)
             except ValueError as error:
                 if not options.shape:
                     raise
@@ -354,7 +370,7 @@ def main() -> None:
             print(line(columns, row), file=sys.stderr, flush=True)
     print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
     print(json.dumps(rows))
-    write(options, timer and timer.gpu, rows)
+    write(options, timer and timer.gpu, rows, launches)
     sys.exit(any(row.get("check", "ok") != "ok" for row in rows))
 
 

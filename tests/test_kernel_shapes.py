@@ -106,6 +106,9 @@ def test_the_script_says_what_an_op_refuses(monkeypatch, capsys):
          "'--shape' must give sgd_dense its own sizes alone, B, got D."),
         (["--json", "none/k.json"],
          "'--json' must be a file in a folder that is there, got 'none/k.json'."),
+        (["--html", "."], "'--html' must be a file in a folder that is there, got '.'."),
+        (["--html", "k.html", "--device", "cuda"],
+         "'--html' must be of '--device sim', got 'cuda'."),
     ],
 )  # fmt: skip
 def test_the_script_refuses_before_it_runs(monkeypatch, capsys, tmp_path, arguments, said):

@@ -49,7 +49,7 @@ def data(bench):
 # test_bench_kernels.py and tests of their own names have these.
 ELSEWHERE = {
     "kernel_cases.py", "kernel_figures.py", "kernel_inputs.py", "kernel_naive.py",
-    "kernel_plot.py", "kernel_shapes.py", "optimizer_cases.py",
+    "kernel_page.py", "kernel_plot.py", "kernel_shapes.py", "optimizer_cases.py",
 }  # fmt: skip
 
 
