@@ -16,6 +16,12 @@ def seeded():
     cupyrec.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Loops over rows of embeddings cut even the few rows of a test into several blocks."""
+    monkeypatch.setattr("cupyrec.ops.embedding_rows._ROWS", 7)
+
+
 @pytest.fixture(params=["sim"])
 def sim(request):
     """The array module of the simulator, for what it alone can count."""
