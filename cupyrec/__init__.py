@@ -29,6 +29,7 @@ _HOME = {
     "dot_interaction": "ops.dot_interaction",
     "fused_mlp": "ops.fused_mlp",
     **dict.fromkeys(["int8_decode", "int8_encode"], "ops.int8_codec"),
+    "layer_norm": "ops.layer_norm",
     "relu_dropout": "ops.relu_dropout",
     "RunFolder": "run_folder",
     "Progress": "progress",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from cupyrec.ops.elementwise import exp, log, maximum, relu, sigmoid, sqrt, tanh, where
     from cupyrec.ops.fused_mlp import fused_mlp
     from cupyrec.ops.int8_codec import int8_decode, int8_encode
+    from cupyrec.ops.layer_norm import layer_norm
     from cupyrec.ops.relu_dropout import relu_dropout
     from cupyrec.progress import Progress
     from cupyrec.random import manual_seed

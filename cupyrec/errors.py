@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-__all__ = ["axes", "columns", "dtype", "positive", "rate", "vectors"]
+__all__ = ["at_least_0", "axes", "columns", "dtype", "positive", "rate", "vectors"]
+
+
+def at_least_0(where: str, name: str, value: Any) -> float:
+    """Return a finite number of at least 0 as a float; ValueError or TypeError otherwise.
+
+    Examples
+    --------
+    >>> at_least_0("layer_norm", "eps", -1)
+    Traceback (most recent call last):
+        ...
+    ValueError: layer_norm: 'eps' must be finite and at least 0, got -1.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
+        raise TypeError(f"{where}: '{name}' must be a number, got {value!r}.")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{where}: '{name}' must be finite and at least 0, got {value}.")
+    return float(value)
 
 
 def axes(where: str, **arrays: tuple[Any, str]) -> tuple[int, ...]:

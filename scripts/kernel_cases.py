@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import kernel_naive as naive
+import normalization_cases  # noqa: F401 enters its cases
 import numpy as np
 from kernel_inputs import (
     CASES,

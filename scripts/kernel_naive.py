@@ -173,3 +173,24 @@ def clip_scale(xp: ModuleType, squares: list[Any], limit: float, loss: Any) -> A
     norm = xp.sqrt(sum(squares))
     scale = xp.minimum(1, limit / xp.maximum(norm, 1e-30))
     return xp.where(xp.isfinite(norm) & xp.isfinite(loss), scale, np.nan).astype(np.float32)
+
+
+def _normalized(x: Any, axis: int, eps: float) -> tuple[Any, Any]:
+    """xhat and 1 / std."""
+    rstd = 1 / (x.var(axis=axis, keepdims=True) + np.float32(eps)) ** 0.5
+    return (x - x.mean(axis=axis, keepdims=True)) * rstd, rstd
+
+
+def _normalization_gradient(g: Any, xhat: Any, rstd: Any, axis: int) -> Any:
+    slope = (g * xhat).mean(axis=axis, keepdims=True)
+    return rstd * (g - g.mean(axis=axis, keepdims=True) - xhat * slope)
+
+
+def layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return _normalized(x, 1, eps)[0] * weight + bias
+
+
+def layer_norm_backward(grad: Any, x: Any, weight: Any, eps: float) -> tuple:
+    xhat, rstd = _normalized(x, 1, eps)
+    dx = _normalization_gradient(grad * weight, xhat, rstd, 1)
+    return dx, (grad * xhat).sum(axis=0), grad.sum(axis=0)

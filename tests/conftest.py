@@ -39,3 +39,15 @@ def xp(request):
         except RuntimeError as error:
             pytest.skip(str(error))
     return arrays.module("sim")
+
+
+@pytest.fixture(params=["cpu", "sim", pytest.param("cuda", marks=pytest.mark.gpu)])
+def np_or_xp(request):
+    """The array module of every device."""
+    if request.param == "cpu":
+        return arrays.module("cpu")
+    pytest.importorskip("cupy", reason="CuPy brings NVRTC: pip install cupyrec[sim]")
+    try:
+        return arrays.module(request.param)
+    except RuntimeError as error:
+        pytest.skip(str(error))

@@ -86,6 +86,27 @@ def test_rate_refuses(value, error, text):
         errors.rate("f", "p", value)
 
 
+@pytest.mark.parametrize("value", [0, 0.0, np.float32(0.25), 3, 1e300])
+def test_at_least_0_takes_finite_numbers(value):
+    result = errors.at_least_0("f", "eps", value)
+    assert (type(result), result) == (float, value)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (-1e-9, ValueError, "f: 'eps' must be finite and at least 0, got -1e-09."),
+        (float("inf"), ValueError, "f: 'eps' must be finite and at least 0, got inf."),
+        (float("nan"), ValueError, "f: 'eps' must be finite and at least 0, got nan."),
+        (True, TypeError, "f: 'eps' must be a number, got True."),
+        ("1", TypeError, "f: 'eps' must be a number, got '1'."),
+    ],
+)
+def test_at_least_0_refuses(value, error, text):
+    with pytest.raises(error, match=oracle.sentence(text)):
+        errors.at_least_0("f", "eps", value)
+
+
 def test_vectors():
     x = np.zeros(3, np.float32)
     assert errors.vectors("f", w=x, g=x) is None

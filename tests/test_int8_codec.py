@@ -52,17 +52,6 @@ def decode_in_numpy(codes, scales):
     return np.where(np.abs(values) < TINY, np.float32(0), values)
 
 
-@pytest.fixture(params=["cpu", "sim", pytest.param("cuda", marks=pytest.mark.gpu)])
-def np_or_xp(request):
-    if request.param == "cpu":
-        return np
-    pytest.importorskip("cupy", reason="CuPy brings NVRTC: pip install cupyrec[sim]")
-    try:
-        return arrays.module(request.param)
-    except RuntimeError as error:
-        pytest.skip(str(error))
-
-
 def encoded(xp, x):
     return [arrays.to_host(a) for a in int8_encode(arrays.copy_to(xp, x))]
 

@@ -28,6 +28,7 @@ from cupyrec.ops import (
     embedding_rows,
     initial_vectors,
     int8_codec,
+    layer_norm,
     move_rows,
     relu_dropout,
     rowwise_adagrad,
@@ -53,6 +54,7 @@ _KERNEL = r'extern "C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(
 # or 2 floats at a time, where the width lets it.
 FEATURES, WIDTHS = (3, 7, 27, 33, 64), (1, 4, 10, 16, 128, 130, 512, 1025)
 ROW_WIDTHS = 1, 3, 10, 16, 130, 1025
+NORMALIZED = 1, 3, 10, 16, 128, 130, 512, 1025, 8192, 8193, 8196
 SHIFTS = 0, 1, 2
 CONCAT, NO_CONCAT, NO_DENSE = range(3)
 
@@ -116,6 +118,12 @@ def rows_of(width, shift):
     initial_vectors.initial_vectors(tables, keys, width, 0, distributions)
 
 
+def normalize(width, shift):
+    parameters = [Tensor(floats(width), requires_grad=True) for _ in range(2)]
+    x = Tensor(floats(40, width, shift=shift), requires_grad=True)
+    layer_norm.layer_norm(x, *parameters)._node.backward(floats(40, width))
+
+
 def vectors(shift):
     """Whatever works on elements."""
     a, b, c, d = (floats(8, shift=shift) for _ in range(4))
@@ -169,6 +177,8 @@ def special():
         interact_all()
         for width, shift in itertools.product(ROW_WIDTHS, SHIFTS):
             rows_of(width, shift)
+        for width, shift in itertools.product(NORMALIZED, SHIFTS):
+            normalize(width, shift)
         for shift in SHIFTS:
             vectors(shift)
         for n in KEYS:
@@ -269,6 +279,6 @@ def test_special_cases_cover_what_users_have(special):
         assert {macros["VECTOR"] for macros in found} == {1, 2, 4}
     assert any(macros["CHUNK"] < macros["WIDTH"] for macros in forward)
     assert {macros["STAGED"] for macros in backward} == {0, 1}
-    names = "gather_rows write_rows round_rows adam_rows segment_sum int8_decode"
+    names = "gather_rows write_rows round_rows adam_rows segment_sum int8_decode layer_norm"
     for name in names.split():
         assert {dict(m)["VECTOR"] for _, kernel, m in special if kernel == name} == {1, 2, 4}

@@ -5,7 +5,9 @@ from cupyrec.nn.interaction import FusedDotInteraction
 from cupyrec.nn.mlp import FusedMLP
 from cupyrec.nn.module import Module, Parameter
 from cupyrec.nn.multi_table_embedding import MultiTableEmbedding
+from cupyrec.nn.normalization import LayerNorm
 
 __all__ = [
-    "EmbeddingMLP", "FusedDotInteraction", "FusedMLP", "Module", "MultiTableEmbedding", "Parameter",
+    "EmbeddingMLP", "FusedDotInteraction", "FusedMLP", "LayerNorm", "Module", "MultiTableEmbedding",
+    "Parameter",
 ]  # fmt: skip

@@ -1,0 +1,42 @@
+"""Cases of bench_kernels.py for layer and batch normalization."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import kernel_naive as naive
+from kernel_inputs import Work, case, floats
+
+from cupyrec.autograd import Tensor
+from cupyrec.ops.layer_norm import layer_norm
+
+EPS = 1e-5
+
+
+def _rows(batch: int) -> int:
+    """Few would be one block."""
+    return batch if batch > 16 else 16 * batch
+
+
+@case("layer_norm_forward", 1024, 128)
+def _layer_norm_forward(xp: ModuleType, batch: int, width: int) -> Work:
+    rows = _rows(batch)
+    x, weight, bias = floats(xp, rows, width), floats(xp, width), floats(xp, width)
+    return Work(
+        lambda: (layer_norm(x, weight, bias, eps=EPS),),
+        8 * rows * width + 8 * width + 8 * rows, f"B={rows} N={width}",
+        naive=lambda: (naive.layer_norm(x, weight, bias, EPS),),
+    )  # fmt: skip
+
+
+@case("layer_norm_backward", 1024, 128)
+def _layer_norm_backward(xp: ModuleType, batch: int, width: int) -> Work:
+    rows = _rows(batch)
+    shapes = (rows, width), (width,), (width,)
+    tensors = [Tensor(floats(xp, *shape), requires_grad=True) for shape in shapes]
+    node, grad = layer_norm(*tensors, eps=EPS)._node, floats(xp, rows + 1, width)[1:]
+    return Work(
+        lambda: tuple(node.backward(grad)),
+        12 * rows * width + 12 * width + 8 * rows, f"B={rows} N={width}",
+        naive=lambda: naive.layer_norm_backward(grad, tensors[0].data, tensors[1].data, EPS),
+    )  # fmt: skip
