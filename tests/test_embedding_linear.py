@@ -6,6 +6,8 @@ from cupyrec.ops.embedding_linear import embedding_linear, embedding_linear_back
 from cupyrec.ops.relu_dropout import Dropout
 from cupyrec.ops.unique_keys import unique_keys
 
+NO_DROPOUT = Dropout()
+
 
 def case(samples, fields, width, columns, whole=False):
     """Keys field after field, and the arrays of a layer; integers where sums must be exact."""
@@ -22,7 +24,7 @@ def case(samples, fields, width, columns, whole=False):
     return (v, starts, inverse, w), bias, dy
 
 
-def loops(v, inverse, w, bias, dy, relu):
+def loops(v, inverse, w, bias, dy, dropout=NO_DROPOUT, linear_output=False):
     """float64, one sample and field after the other."""
     v, w, bias, dy = (np.float64(a) for a in (v, w, bias, dy))
     (fields, samples), width = inverse.shape, v.shape[1]
@@ -31,8 +33,9 @@ def loops(v, inverse, w, bias, dy, relu):
         u, own = inverse[f, b], slice(f * width, (f + 1) * width)
         y[b] += w[:, own] @ v[u]
     y += bias
-    if relu:
-        dy, y = dy * (y > 0), np.maximum(y, 0)
+    if not linear_output:
+        y = np.maximum(y, 0) * oracle.keep(*y.shape, *dropout) / (1 - dropout.rate)
+        dy = dy * (y > 0) / (1 - dropout.rate)
     for b, f in np.ndindex(samples, fields):
         u, own = inverse[f, b], slice(f * width, (f + 1) * width)
         dv[u] += w[:, own].T @ dy[b]
@@ -40,49 +43,69 @@ def loops(v, inverse, w, bias, dy, relu):
     return y, dv, dw, dy.sum(axis=0)
 
 
-def naive(v, inverse, w, bias, dy):
+def naive(v, inverse, w, bias, dy, dropout=NO_DROPOUT, linear_output=False):
     """What is fused, in float32."""
     x = v[inverse.T].reshape(len(dy), -1)
+    y = x @ w.T + bias
+    if not linear_output:
+        kept = oracle.keep(*y.shape, *dropout) / np.float32(1 - dropout.rate)
+        y, dy = np.maximum(y, np.float32(0)) * kept, dy * (y > 0) * kept
     dv = np.zeros_like(v)
     np.add.at(dv, inverse.T.reshape(-1), (dy @ w).reshape(-1, v.shape[1]))
-    return x @ w.T + bias, dv, dy.T @ x, dy.sum(axis=0)
+    return y, dv, dy.T @ x, dy.sum(axis=0)
 
 
-SHAPES = [(1, 1, 1, 1), (17, 3, 4, 5), (127, 26, 16, 64), (300, 2, 130, 3), (3, 64, 3, 17)]
+def run(layer, bias, dy, **options):
+    y = embedding_linear(*layer, bias, **options)
+    return y, *embedding_linear_backward(dy, y, *layer, **options)
+
+
+# The last one's samples are more than a block.
+SHAPES = [
+    (1, 1, 1, 1), (17, 3, 4, 5), (127, 26, 16, 64), (300, 2, 130, 3), (3, 64, 3, 17),
+    (1030, 5, 3, 6),
+]  # fmt: skip
+OPTIONS = [
+    dict(linear_output=True),
+    dict(),
+    dict(dropout=Dropout(0.5, seed=2**40, step=11, layer=2)),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("relu", [False, True])
-def test_integers_are_exact(shape, relu):
+@pytest.mark.parametrize("options", OPTIONS)
+def test_integers_are_exact(shape, options):
     layer, bias, dy = case(*shape, whole=True)
-    dropout = Dropout() if relu else None
-    y = embedding_linear(*layer, bias, dropout)
-    got = y, *embedding_linear_backward(dy, y, *layer, dropout)
     v, _, inverse, w = layer
-    for mine, truth in zip(got, loops(v, inverse, w, bias, dy, relu), strict=True):
+    truths = loops(v, inverse, w, bias, dy, **options)
+    for mine, truth in zip(run(layer, bias, dy, **options), truths, strict=True):
         oracle.check_exact(mine, truth)
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:])  # the first one rounds too little to tell
-def test_against_loops(shape):
+@pytest.mark.parametrize("options", OPTIONS)
+def test_against_loops(shape, options):
     layer, bias, dy = case(*shape)
-    y = embedding_linear(*layer, bias)
-    got = y, *embedding_linear_backward(dy, y, *layer)
     v, _, inverse, w = layer
-    plain, truths = naive(v, inverse, w, bias, dy), loops(v, inverse, w, bias, dy, False)
-    for mine, other, truth in zip(got, plain, truths, strict=True):
+    plain, truths = (f(v, inverse, w, bias, dy, **options) for f in (naive, loops))
+    for mine, other, truth in zip(run(layer, bias, dy, **options), plain, truths, strict=True):
         oracle.check_error(mine, other, truth)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_too_large_is_inf_in_its_samples_alone():
+    (vectors, *others), bias, _ = case(17, 3, 4, 5)
+    vectors[0] = 3e38
+    y, hit = embedding_linear(vectors, *others, bias, linear_output=True), others[1][0] == 0
+    assert np.isinf(y[hit]).any()
+    assert np.isfinite(y[~hit]).all()
 
 
 def test_same_bits():
     layer, bias, dy = case(2500, 7, 8, 16)
     dropout = Dropout(0.5, seed=1, step=2)
 
-    def call():
-        y = embedding_linear(*layer, bias, dropout)
-        return [y, *embedding_linear_backward(dy, y, *layer, dropout)]
-
-    oracle.check_same_bits(call)
+    oracle.check_same_bits(lambda: run(layer, bias, dy, dropout=dropout))
 
 
 def test_where_it_pays():
@@ -115,3 +138,10 @@ def test_refuses(name, value, error, text):
         given[name] = value
     with pytest.raises(error, match=oracle.sentence(f"embedding_linear: {text}")):
         embedding_linear(*given)
+
+
+def test_refuses_a_rate_of_1():
+    layer, bias, _ = case(2, 3, 4, 5)
+    text = "embedding_linear: 'dropout.rate' must lie in [0, 1), got 1.0."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        embedding_linear(*layer, bias, dropout=Dropout(1.0))

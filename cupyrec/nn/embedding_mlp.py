@@ -23,19 +23,20 @@ class _FirstLayer(autograd.Function):
     """The first layer on the tape: its gradient goes to weight, bias and tables."""
 
     def __init__(
-        self, group: Group, look_up: LookUp, weight: Any, bias: Any, dropout: Dropout | None,
-        samples: int, moves: bool,
+        self, group: Group, look_up: LookUp, weight: Any, bias: Any, dropout: Dropout,
+        linear_output: bool, samples: int, moves: bool,
     ) -> None:  # fmt: skip
         tables = look_up.keys.tables
-        self.group, self.look_up, self.dropout, self.moves = group, look_up, dropout, moves
+        self.group, self.look_up, self.moves = group, look_up, moves
+        self.options = dict(dropout=dropout, linear_output=linear_output)
         firsts = np.flatnonzero(tables[1:] != tables[:-1]) + 1
         starts = np.concatenate([[0], firsts, [len(tables)]])
         inverse = look_up.inverse.reshape(-1, samples)
         self.layer = group.unique_vectors(look_up), starts, inverse, weight
-        self.y = embedding_linear(*self.layer, bias, dropout)
+        self.y = embedding_linear(*self.layer, bias, **self.options)
 
     def backward(self, grad):
-        dvectors, *gradients = embedding_linear_backward(grad, self.y, *self.layer, self.dropout)
+        dvectors, *gradients = embedding_linear_backward(grad, self.y, *self.layer, **self.options)
         if self.moves:
             self.group.add_unique_gradient(self.look_up, dvectors)
         return tuple(gradients)
@@ -103,8 +104,7 @@ class EmbeddingMLP(Module):
         linear = len(mlp.weights) == 1 and mlp.skip_final_activation
         node = _FirstLayer(
             self.embedding.group, self.embedding.look_up_by_field(ids),
-            mlp.weights[0].data, mlp.biases[0].data, None if linear else mlp.dropouts()[0],
-            len(ids), moves,
+            mlp.weights[0].data, mlp.biases[0].data, mlp.dropouts()[0], linear, len(ids), moves,
         )  # fmt: skip
         if autograd.is_recording():
             return mlp.after_first(autograd.record(node, node.y, (mlp.weights[0], mlp.biases[0])))

@@ -1,7 +1,7 @@
 """A linear layer on embeddings side by side, by unique vectors. B batch, F fields, D width.
 
     z[b] = bias + sum over f of W[:, f D : (f + 1) D] v(f, b)   W (H, F D); U unique keys
-    y[b] = z[b], or ReLU and dropout of it
+    y[b] = ReLU and dropout of z[b], or z[b] if `linear_output`
 
 Clicks repeat ids: of N = B F vectors only U differ. So the products are taken once a key, U D H
 multiply-adds instead of N D H, and rows of the products are added up; neither the (B, F D) array
@@ -23,13 +23,19 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import blocks
-from cupyrec.ops.relu_dropout import Dropout, bias_relu_dropout_cpu, relu_dropout_backward_cpu
+from cupyrec.ops.relu_dropout import (
+    Dropout,
+    bias_relu_dropout_cpu,
+    check_dropout,
+    relu_dropout_backward_cpu,
+)
 from cupyrec.ops.vector_sums import ask_for, vector_at
 
 __all__ = ["embedding_linear", "embedding_linear_backward", "pays"]
 
 _ROWS = 1024  # of y a block
 _NEAR = 4  # rows from the one being worked on to the one whose products are asked for
+_NO_DROPOUT = Dropout()
 
 
 def pays(width: int, columns: int) -> bool:
@@ -85,24 +91,30 @@ def _add_gradients_cpu(dy, inverse, first, dproducts):
 
 
 def embedding_linear(
-    vectors: Any, starts: Any, inverse: Any, weight: Any, bias: Any, dropout: Dropout | None = None
-) -> Any:
+    vectors: Any, starts: Any, inverse: Any, weight: Any, bias: Any, *,
+    dropout: Dropout = _NO_DROPOUT, linear_output: bool = False,
+) -> Any:  # fmt: skip
     """Return y (B, H) float32 of the formula above.
 
     Parameters
     ----------
     vectors : (U, D) array of float32
     starts : (F + 1,) array of int64
+        From 0 to U, ascending. Not checked.
     inverse : (F, B) array of int64
+        From starts[f] to starts[f + 1] - 1. Not checked.
     weight : (H, F * D) array of float32
     bias : (H,) array of float32
-    dropout : Dropout, optional
-        Comes after a ReLU; the layer is linear without it.
+    dropout : Dropout
+        Not applied if `linear_output`.
+    linear_output : bool
+        Whether the layer goes without ReLU and dropout.
 
     Raises
     ------
     ValueError, TypeError
-        Shapes or dtypes that don't agree, or arrays of another device than the CPU.
+        Shapes or dtypes that don't agree, arrays of another device than the CPU, or a rate not in
+        [0, 1).
 
     Examples
     --------
@@ -115,6 +127,7 @@ def embedding_linear(
     _check("embedding_linear", vectors, starts, inverse, weight)
     errors.dtype("embedding_linear", "bias", bias, np.float32)
     errors.axes("embedding_linear", weight=(weight, "H columns"), bias=(bias, "H"))
+    check_dropout("embedding_linear", "dropout", dropout, inverse.shape[1])
     (fields, samples), width, bias = inverse.shape, vectors.shape[1], np.ascontiguousarray(bias)
     products = arrays.empty((len(vectors), len(weight)), np.float32)
     y = arrays.empty((samples, len(weight)), np.float32)
@@ -123,23 +136,22 @@ def embedding_linear(
         own = slice(starts[f], starts[f + 1])
         np.matmul(vectors[own], weight[:, f * width : (f + 1) * width].T, out=products[own])
 
-    @np.errstate(over="ignore", invalid="ignore")  # inf and NaN are passed on
     def add(i: int, j: int) -> None:
         _add_products_cpu(products, inverse, i, y[i:j])
-        if dropout is None:
+        if linear_output:
             y[i:j] += bias
         else:
             bias_relu_dropout_cpu(y[i:j], bias, *dropout.loop_arguments(bias.dtype), i)
 
-    with cpu.serial_blas():
+    with cpu.serial_blas(), np.errstate(over="ignore", invalid="ignore"):  # inf and NaN stay
         cpu.parallel(multiply, fields, 1)
-    cpu.parallel(add, samples, _ROWS)
+        cpu.parallel(add, samples, _ROWS)
     return y
 
 
 def embedding_linear_backward(
-    dy: Any, y: Any, vectors: Any, starts: Any, inverse: Any, weight: Any,
-    dropout: Dropout | None = None,
+    dy: Any, y: Any, vectors: Any, starts: Any, inverse: Any, weight: Any, *,
+    dropout: Dropout = _NO_DROPOUT, linear_output: bool = False,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Return the gradients of `vectors`, `weight` and `bias`.
 
@@ -147,7 +159,7 @@ def embedding_linear_backward(
     ----------
     dy, y : (B, H) arrays of float32
         y as `embedding_linear` returned it.
-    vectors, starts, inverse, weight, dropout
+    vectors, starts, inverse, weight, dropout, linear_output
         As `embedding_linear` took them.
 
     Returns
@@ -183,7 +195,7 @@ def embedding_linear_backward(
 
     def deactivate(i: int, j: int) -> None:
         np.copyto(dz[i:j], dy[i:j])
-        if dropout is None:
+        if linear_output:
             np.sum(dz[i:j], axis=0, out=sums[i // _ROWS])
         else:
             scale = np.float32(dropout.scale)
