@@ -274,7 +274,7 @@ def pages(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
 
     Large ones lie in pages of their own, which go back to the system when the array does (the C
     library's heap would keep holes between arrays that grow), and which are huge where it has them
-    (fewer misses of the TLB).
+    (fewer misses of the TLB). For many parts of one table see `cupyrec.huge_pages`.
 
     Parameters
     ----------
@@ -286,9 +286,8 @@ def pages(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
     >>> pages(3, np.int64)
     array([0, 0, 0])
     """
-    shape = (shape,) if isinstance(shape, (int, np.integer)) else shape
-    nbytes = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
-    if nbytes < _OWN_PAGES or not hasattr(mmap, "MADV_HUGEPAGE"):
+    nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if nbytes < _OWN_PAGES:
         return np.zeros(shape, dtype)
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
