@@ -25,8 +25,7 @@ from cupyrec.ops.hash_segments import CHUNK, Segments
 __all__ = ["HashTable"]
 
 _BLOCK = 256  # threads
-_MANY = 256  # chunks from which on the CPU's lie in huge pages: spare ones are little beside them
-_MOVED = 16  # chunks of a block that goes there
+_MANY = 256  # chunks; further ones of the CPU lie in huge pages, whose spare is little beside them
 _LEAST = 256  # slots
 _LOAD, _LOAD_AFTER = 0.8, 0.71  # above the one slots grow, to the other
 
@@ -146,7 +145,7 @@ class HashTable:
     def __init__(self, xp: ModuleType = np) -> None:
         self._slots = Segments() if xp is np else _DeviceSlots(xp)
         self._blocks: list[Any] = []  # keys (rows, 3): low and high word of the id, table
-        self._pages = HugePages()  # of blocks, once they are many
+        self._pages = HugePages()  # of blocks beyond many; those before stay, as a move is a pause
         self._chunks = xp.empty(0, np.uint64)
         self._len = 0
 
@@ -368,22 +367,12 @@ class HashTable:
         missing = blocks(length, CHUNK) - self._chunks.size
         if missing > 0:
             missing = max(missing, self._chunks.size // 64)
-            empty, chunks = self.xp.empty, self._chunks.size + missing
+            empty = self.xp.empty
             if self.xp is np:
-                empty = arrays.pages if chunks < _MANY else self._pages.zeros
-                if self._chunks.size < _MANY <= chunks:
-                    self._move_to_huge_pages()
+                many = self._chunks.size + missing >= _MANY
+                empty = self._pages.zeros if many else arrays.pages
             self._blocks.append(empty((missing * CHUNK, 3), np.uint32))
             self._locate()
-
-    def _move_to_huge_pages(self) -> None:
-        moved, rows = [], CHUNK * self._chunks.size
-        for first in range(0, rows, CHUNK * _MOVED):
-            parts = [*self._parts(first, min(first + CHUNK * _MOVED, rows))]
-            moved.append(self._pages.zeros((sum(map(len, parts)), 3), np.uint32))
-            np.concatenate(parts, out=moved[-1])
-        self._blocks = moved
-        self._locate()
 
     def _locate(self) -> None:
         """Tell loops and kernels where the chunks lie, in a new array: launches have the old."""
