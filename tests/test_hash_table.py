@@ -1,6 +1,9 @@
 """HashTable on the CPU, against a dict."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import numpy as np
 import oracle
@@ -181,7 +184,7 @@ def test_keys_stay_where_they_are_while_a_table_grows(monkeypatch):
         before = table._chunks
 
 
-def test_many_keys_take_at_most_24_bytes_each():
+def test_slots_and_keys_take_at_most_24_bytes_each():
     generator, table = np.random.default_rng(0), HashTable()
     for _ in range(20):
         ids = generator.integers(LOW, HIGH, 200_000)
@@ -191,6 +194,38 @@ def test_many_keys_take_at_most_24_bytes_each():
     np.testing.assert_array_equal(
         table.find(np.zeros(ids.size, np.uint32), ids), np.arange(3_800_000, 4_000_000)
     )
+
+
+SLACK = 20 << 20  # 15 MB is the most that was seen
+RESIDENT = """
+import numpy as np
+from test_huge_pages import resident
+from cupyrec.ops.hash_table import HashTable
+
+def grow(table, stop):
+    while len(table) < stop:
+        ids = np.arange(len(table), len(table) + 20_000) * -7046029254386353131
+        table.insert(np.zeros(ids.size, np.uint32), ids)
+
+grow(HashTable(), 100_000)  # what the loops themselves take
+table, before = HashTable(), resident()
+for stop in (1_000_000, 3_000_000, 6_000_000):
+    grow(table, stop)
+    print(stop, table.nbytes, resident() - before)
+"""
+
+
+def test_the_system_holds_little_more_than_is_counted():
+    """In a process of its own, where no other test has left memory to use again."""
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    lines = subprocess.run(
+        [sys.executable, "-c", RESIDENT],
+        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert len(lines) == 3
+    for ids, counted, held in (map(int, line.split()) for line in lines):
+        assert counted <= 24 * ids
+        assert counted - ids <= held <= counted + SLACK
 
 
 def test_large_deletions_against_a_dict():
