@@ -14,14 +14,27 @@ import threading
 from types import ModuleType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 __all__ = [
-    "DEVICES", "address", "check_current", "copy_to", "device", "empty", "module", "name",
-    "namespace", "pages", "to_host",
+    "DEVICES", "HALVES", "address", "check_current", "copy_to", "device", "empty", "is_float",
+    "module", "name", "namespace", "pages", "to_host",
 ]  # fmt: skip
 
 DEVICES = ("cpu", "cuda", "sim")
+HALVES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Return whether a dtype is one of floats; NumPy does not know bfloat16 for one.
+
+    Examples
+    --------
+    >>> [is_float(d) for d in (*HALVES, np.dtype(np.int32))]
+    [True, True, False]
+    """
+    return dtype.kind == "f" or dtype in HALVES
 
 
 def device(array: Any) -> str | None:

@@ -58,7 +58,7 @@ class Tensor:
             data = data.data
         if not hasattr(data, "dtype"):
             data = np.asarray(data, np.float32)
-        if requires_grad and data.dtype.kind != "f":
+        if requires_grad and not arrays.is_float(data.dtype):
             raise TypeError(f"Tensor: only floating data may require a gradient, got {data.dtype}.")
         self.data = data if arrays.device(data) in ("cuda", "sim") else np.asarray(data)
         self.requires_grad = requires_grad
@@ -294,7 +294,7 @@ class Function:
         output = node.forward(*(x.data if isinstance(x, Tensor) else x for x in inputs), **options)
         if not any(isinstance(x, Tensor) for x in inputs):
             return output
-        differentiable = any(node.needs) and output.dtype.kind == "f"
+        differentiable = any(node.needs) and arrays.is_float(output.dtype)
         return record(node, output, inputs) if differentiable else Tensor(output)
 
 

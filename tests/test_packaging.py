@@ -88,7 +88,16 @@ def test_metadata(facts: Message) -> None:
 
 
 def test_requirements(facts: Message) -> None:
-    base = {"mpi4py", "numba", "numpy", "pyarrow", "safetensors", "threadpoolctl", "tqdm"}
+    base = {
+        "ml_dtypes",
+        "mpi4py",
+        "numba",
+        "numpy",
+        "pyarrow",
+        "safetensors",
+        "threadpoolctl",
+        "tqdm",
+    }
     assert requirements(facts) == base
     extras = {"cuda12", "cuda13", "sim", "mpi", "plot", "test", "bench"}
     assert set(facts.get_all("Provides-Extra")) == extras

@@ -30,7 +30,7 @@ LAYERS = (
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
 READS_ONLY = {"data": {"errors", "cpu", "arrays", "data"}}
 
-ANYWHERE = {"numpy", "numba"}
+ANYWHERE = {"ml_dtypes", "numba", "numpy"}
 ABOVE_MODELS = {"pyarrow", "safetensors", "tqdm"}
 IN_ONE_PLACE = {
     "arrays": {"cupy"},
