@@ -127,8 +127,8 @@ def unique_keys(xp: ModuleType, tables: Any, ids: Any) -> tuple:
 
 
 def _joined(xp: ModuleType, dense: Any, sparse: Any) -> tuple[Any, Any, Any]:
-    """All features of a sample, rows and columns of the pairs."""
-    x = xp.concatenate([dense[:, None], sparse], axis=1)
+    """All features of a sample in float32, rows and columns of the pairs."""
+    x = xp.concatenate([dense[:, None], sparse], axis=1, dtype=np.float32)
     return x, *xp.tril_indices(x.shape[1], -1)
 
 
@@ -136,7 +136,7 @@ def dot_interaction(xp: ModuleType, dense: Any, sparse: Any, padding: int) -> An
     x, rows, columns = _joined(xp, dense, sparse)
     products = xp.matmul(x, x.transpose(0, 2, 1))[:, rows, columns]
     zeros = xp.zeros((len(x), padding), np.float32)
-    return xp.concatenate([dense, products, zeros], axis=1)
+    return xp.concatenate([dense, products, zeros], axis=1).astype(dense.dtype)
 
 
 def dot_interaction_backward(xp: ModuleType, grad: Any, dense: Any, sparse: Any) -> tuple:
@@ -145,7 +145,8 @@ def dot_interaction_backward(xp: ModuleType, grad: Any, dense: Any, sparse: Any)
     s = xp.zeros((batch, features, features), np.float32)
     s[:, rows, columns] = grad[:, width : width + len(rows)]
     dx = xp.matmul(s + s.transpose(0, 2, 1), x)
-    return dx[:, 0] + grad[:, :width], dx[:, 1:]
+    dx[:, 0] += grad[:, :width]
+    return dx[:, 0].astype(dense.dtype), dx[:, 1:].astype(dense.dtype)
 
 
 def relu_dropout(xp: ModuleType, x: Any, bias: Any, rate: float) -> tuple[Any, Any]:

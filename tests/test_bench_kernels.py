@@ -314,22 +314,22 @@ OWN_NAIVE = {"unique_keys", "relu_dropout_forward", "initial_uniform", "initial_
 
 
 def naive(name, width=0):
-    """What the CPU's op and the naive version give."""
+    """What the CPU's op and the naive version give, and how far they may lie apart."""
     works = [kernel_cases.CASES[name][0](np, 8, width) for _ in range(2)]
     expected, got = ([*map(np.asarray, call())] for call in (works[0].call, works[1].naive))
     assert [(x.shape, x.dtype) for x in got] == [(x.shape, x.dtype) for x in expected]
-    return expected, got
+    return expected, got, bench_kernels.tolerance(works[0])
 
 
 @pytest.mark.parametrize(("name", "width"), [case for case in ALL if case[0] not in NO_NAIVE])
 def test_naive_versions_agree_with_the_ops(name, width):
-    expected, got = naive(name, width)
+    expected, got, tolerance = naive(name, width)
     if name not in OWN_NAIVE:
-        assert max(map(bench_kernels.difference, expected, got)) < 1e-5
+        assert max(map(bench_kernels.difference, expected, got)) <= tolerance
 
 
 def test_naive_unique_keys_are_all_there():
-    (tables, ids, inverse, offsets, positions), theirs = naive("unique_keys")
+    (tables, ids, inverse, offsets, positions), theirs, _ = naive("unique_keys")
     keys = tables[inverse], ids[inverse]
     tables, ids, inverse, offsets, positions = theirs
     np.testing.assert_array_equal((tables[inverse], ids[inverse]), keys)
@@ -338,7 +338,7 @@ def test_naive_unique_keys_are_all_there():
 
 
 def test_naive_dropout_drops_half():
-    (y, _), (got, mask) = naive("relu_dropout_forward")
+    (y, _), (got, mask), _ = naive("relu_dropout_forward")
     both = (y > 0) & (got > 0)
     np.testing.assert_allclose(got[both], y[both], rtol=1e-6)
     assert abs((got > 0).mean() - (y > 0).mean()) < 0.03
@@ -348,7 +348,7 @@ def test_naive_dropout_drops_half():
 
 def test_naive_initial_vectors_are_distributed_as_the_ops():
     for name in ("initial_uniform", "initial_normal"):
-        (expected,), (got,) = naive(name, 128)
+        (expected,), (got,), _ = naive(name, 128)
         quantiles = [0.01, 0.1, 0.5, 0.9, 0.99]
         assert np.abs(np.quantile(got, quantiles) - np.quantile(expected, quantiles)).max() < 0.03
 
