@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import interaction_cases  # noqa: F401 enters its cases
 import kernel_naive as naive
 import normalization_cases  # noqa: F401 enters its cases
 import numpy as np
@@ -36,7 +37,6 @@ from cupyrec.ops import (
     bags,
     bce_with_logits,
     clip_scale,
-    dot_interaction,
     embedding_rows,
     hash_table,
     initial_vectors,
@@ -329,41 +329,6 @@ def _hash_delete(xp: ModuleType, batch: int, width: int) -> Work:
 
 
 # Dense ops
-
-
-@case("dot_interaction_forward", 128, 16)
-def _dot_interaction_forward(
-    xp: ModuleType, batch: int, width: int, features: int = FEATURES
-) -> Work:
-    dense, sparse = floats(xp, batch, width), floats(xp, batch, features - 1, width)
-    columns = width + features * (features - 1) // 2 + 1
-
-    def call() -> tuple:
-        return (dot_interaction.dot_interaction(dense, sparse, output_padding=1),)
-
-    ideal = 4 * batch * (features * width + columns)
-    return Work(
-        call, ideal, f"B={batch} F={features} D={width}",
-        naive=lambda: (naive.dot_interaction(xp, dense, sparse, 1),),
-    )  # fmt: skip
-
-
-@case("dot_interaction_backward", 128, 16)
-def _dot_interaction_backward(
-    xp: ModuleType, batch: int, width: int, features: int = FEATURES
-) -> Work:
-    inputs = [floats(xp, batch, width), floats(xp, batch, features - 1, width)]
-    tensors = [Tensor(x, requires_grad=True) for x in inputs]
-    node = dot_interaction.dot_interaction(*tensors, output_padding=1)._node
-    columns = width + features * (features - 1) // 2 + 1
-    grad = floats(xp, batch, columns)
-    ideal = 4 * batch * (2 * features * width + columns - 1)  # nobody needs the padding's
-    # The node, for the tape would copy what it gives.
-    return Work(
-        lambda: tuple(node.backward(grad)), ideal, f"B={batch} F={features} D={width}",
-        naive=lambda: naive.dot_interaction_backward(xp, grad, *inputs),
-    )  # fmt: skip
-
 
 DROPOUT = relu_dropout.Dropout(0.5, seed=1, step=2, layer=3)
 COLUMNS = 1024

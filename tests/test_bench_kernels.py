@@ -364,9 +364,9 @@ def test_no_naive_version_of_what_keys_decide():
 NEAR_IDEAL = {
     "sgd_dense", "momentum_dense", "adagrad_dense", "adam_dense", "ftrl_dense", "gather_rows",
     "round_rows", "int8_encode", "int8_decode", "dot_interaction_forward",
-    "dot_interaction_backward", "relu_dropout_forward", "relu_dropout_backward", "bce_forward",
-    "bce_backward", "pool_rows", "weight_gradient", "bag_numbers",
-    "layer_norm_forward", "layer_norm_backward",
+    "dot_interaction_backward", "dot_interaction_16_forward", "dot_interaction_16_backward",
+    "relu_dropout_forward", "relu_dropout_backward", "bce_forward", "bce_backward", "pool_rows",
+    "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",

@@ -231,7 +231,7 @@ def test_width(features, width, options, columns):
         ),
         (
             np.ones((4, 16), f32), np.ones((4, 3, 16), int), {}, TypeError,
-            "'sparse' must be float32 or float64, got int64.",
+            "'sparse' must be float32 or float64 or float16 or bfloat16, got int64.",
         ),
         (
             np.ones((4, 16), f32), None, {}, TypeError,

@@ -165,7 +165,8 @@ def test_refuses(xp):
         dense, sparse,
     )  # fmt: skip
     double = [arrays.copy_to(xp, a) for a in case(2, 3, 4, np.float64)]
-    refuses(TypeError, " on a device: 'sparse' must be float32, got float64.", *double)
+    text = " on a device: 'sparse' must be float32 or float16 or bfloat16, got float64."
+    refuses(TypeError, text, *double)
     with pytest.raises(TypeError, match="^dot_interaction: arguments must be arrays of one device"):
         dot_interaction(np.ones((2, 4), f32), sparse)
 

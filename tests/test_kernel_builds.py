@@ -64,20 +64,22 @@ def floats(*shape, shift=0, dtype=np.float32):
     return sim.empty(int(np.prod(shape)) + shift, dtype)[shift:].reshape(shape)
 
 
-def interact(features, width, shape, self_interaction, padding, shift):
+def interact(features, width, shape, self_interaction, padding, shift, dtype=np.float32):
     options = dict(self_interaction=bool(self_interaction), output_padding=padding)
-    dense = Tensor(floats(1, width), requires_grad=True) if shape != NO_DENSE else None
-    sparse = floats(1, features - (shape != NO_DENSE), width, shift=shift)
+    dense = Tensor(floats(1, width, dtype=dtype), requires_grad=True) if shape != NO_DENSE else None
+    sparse = floats(1, features - (shape != NO_DENSE), width, shift=shift, dtype=dtype)
     out = dot_interaction.dot_interaction(
         dense, Tensor(sparse, requires_grad=True), output_concat=shape == CONCAT, **options
     )
-    out._node.backward(floats(*out.shape))
+    out._node.backward(floats(*out.shape, dtype=dtype))
 
 
 def interact_all():
     choices = (CONCAT, NO_CONCAT, NO_DENSE), (0, 1), (0, 1), SHIFTS
     for case in oracle.covering(FEATURES, WIDTHS, *choices):
         interact(*case)
+    for *case, half in oracle.covering(FEATURES, WIDTHS, *choices[:-1], (0, 1, 2, 4), (0, 1)):
+        interact(*case, dtype=arrays.HALVES[half])
 
 
 def rows_of(width, shift):
@@ -279,6 +281,13 @@ def test_special_cases_cover_what_users_have(special):
         assert {macros["VECTOR"] for macros in found} == {1, 2, 4}
     assert any(macros["CHUNK"] < macros["WIDTH"] for macros in forward)
     assert {macros["STAGED"] for macros in backward} == {0, 1}
+    halves = [dict(m) for file, _, m in special if file == "dot_interaction_16.cu"]
+    sizes = {(macros["FEATURES"], macros["WIDTH"]) for macros in halves}
+    assert sizes == set(itertools.product(FEATURES, WIDTHS))
+    assert {(macros["BFLOAT16"], macros["VECTOR"]) for macros in halves} == set(
+        itertools.product((0, 1), (1, 2, 4, 8))
+    )
+    assert any(macros["CHUNK"] < macros["WIDTH"] for macros in halves)
     names = "gather_rows write_rows round_rows adam_rows segment_sum int8_decode layer_norm"
     for name in names.split():
         assert {dict(m)["VECTOR"] for _, kernel, m in special if kernel == name} == {1, 2, 4}

@@ -48,8 +48,9 @@ def data(bench):
 
 # test_bench_kernels.py and tests of their own names have these.
 ELSEWHERE = {
-    "kernel_cases.py", "kernel_figures.py", "kernel_inputs.py", "kernel_naive.py",
-    "kernel_page.py", "kernel_plot.py", "kernel_shapes.py", "optimizer_cases.py",
+    "interaction_cases.py", "kernel_cases.py", "kernel_figures.py", "kernel_inputs.py",
+    "kernel_naive.py", "kernel_page.py", "kernel_plot.py", "kernel_shapes.py",
+    "normalization_cases.py", "optimizer_cases.py",
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@
     dX[b] = S[b] @ X[b]; the concatenated part of the gradient is added to row 0
 
 Pairs are the lower triangle in row-major order, as in DLRM (Naumov et al. 2019) and OneFlow.
+Floats of 16 bits have kernels of their own, in dot_interaction_16.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.ops import dot_interaction_16
+from cupyrec.ops.dot_interaction_16 import in_float32
 
 __all__ = ["dot_interaction", "dot_interaction_width"]
 
@@ -241,18 +244,22 @@ def _sizes(dense, sparse, self_interaction: bool, concat: bool) -> _Sizes:
     return _Sizes(features, width, pairs, width if concat else 0)
 
 
-def _macros(dense, sizes: _Sizes, options: tuple[bool, bool, int], vector: int) -> dict[str, int]:
+def _macros(dense, sizes: _Sizes, options: tuple[bool, bool, int]) -> dict[str, int]:
     self_interaction, concat, padding = options
     return {
         "FEATURES": sizes.features, "WIDTH": sizes.width, "DENSE": int(dense.shape[1] > 0),
-        "SELF": int(self_interaction), "CONCAT": int(concat), "PADDING": padding, "VECTOR": vector,
+        "SELF": int(self_interaction), "CONCAT": int(concat), "PADDING": padding,
     }  # fmt: skip
 
 
 def _forward_device(dense, sparse, options: tuple[bool, bool, int], out) -> None:
     sizes = _sizes(dense, sparse, *options[:2])
+    macros = _macros(dense, sizes, options)
+    if sparse.dtype in arrays.HALVES:
+        dot_interaction_16.forward(dense, sparse, macros, out)
+        return
     cut = _cut_forward(*sizes)
-    macros = _macros(dense, sizes, options, vector_width(sizes.width, dense, sparse)) | cut
+    macros |= {"VECTOR": vector_width(sizes.width, dense, sparse)} | cut
     _forward(
         dense, sparse, out, len(sparse), macros=macros, B=len(sparse), samples=cut["SAMPLES"],
         threads=cut["THREADS"], floats=cut["STRIDE"] + cut["PAIRS_STRIDE"],
@@ -261,11 +268,15 @@ def _forward_device(dense, sparse, options: tuple[bool, bool, int], out) -> None
 
 def _backward_device(grad, dense, sparse, options: tuple[bool, bool, int], ddense, dsparse) -> None:
     sizes = _sizes(dense, sparse, *options[:2])
+    macros = _macros(dense, sizes, options)
+    if sparse.dtype in arrays.HALVES:
+        dot_interaction_16.backward(grad, dense, sparse, macros, ddense, dsparse)
+        return
     vector = vector_width(sizes.width, dense, sparse, ddense, dsparse)
     cut = _cut_backward(*sizes, vector)
     _backward(
         grad, dense, sparse, ddense, dsparse, len(sparse),
-        macros=_macros(dense, sizes, options, vector) | cut, B=len(sparse), samples=cut["SAMPLES"],
+        macros=macros | {"VECTOR": vector} | cut, B=len(sparse), samples=cut["SAMPLES"],
         threads=cut["THREADS"], floats=cut["S_STRIDE"] + cut["GRAD_STRIDE"] + cut["STRIDE"],
     )  # fmt: skip
 
@@ -287,7 +298,8 @@ class _DotInteraction(Function):
             out = arrays.empty((batch, columns), sparse.dtype)
 
             def block(i: int, j: int) -> None:
-                _forward_cpu(self.dense[i:j], self.sparse[i:j], *self.options[:2], out[i:j])
+                inputs = self.dense[i:j], self.sparse[i:j]
+                in_float32(_forward_cpu, inputs, self.options[:2], [out[i:j]])
 
             cpu.parallel(block, batch, _SAMPLES)
         elif columns == output_padding:  # no products, nothing else
@@ -305,10 +317,8 @@ class _DotInteraction(Function):
         if xp is np:
 
             def block(i: int, j: int) -> None:
-                _backward_cpu(
-                    grad[i:j], self.dense[i:j], self.sparse[i:j], *self.options[:2],
-                    ddense[i:j], dsparse[i:j],
-                )  # fmt: skip
+                inputs = grad[i:j], self.dense[i:j], self.sparse[i:j]
+                in_float32(_backward_cpu, inputs, self.options[:2], [ddense[i:j], dsparse[i:j]])
 
             cpu.parallel(block, len(grad), _SAMPLES)
         elif self.dense.size or self.sparse.size:
@@ -345,9 +355,11 @@ def dot_interaction(
 ) -> Any:
     """Return the pairwise dot products of all features of a sample.
 
+    Of 16 bits they are summed up in float32 and rounded once; so are their gradients.
+
     Parameters
     ----------
-    dense : (B, D) array or Tensor of float32 or float64, or None
+    dense : (B, D) array or Tensor of float32, float64, float16 or bfloat16 (ml_dtypes'), or None
         The first feature. Without it `output_concat` must be False.
     sparse : (B, F, D) array or Tensor of the same dtype
         The other features.
@@ -377,7 +389,7 @@ def dot_interaction(
     where = "dot_interaction"
     raw = [a.data if isinstance(a, Tensor) else a for a in (dense, sparse)]
     arrays.namespace(where, raw[1])
-    errors.dtype(where, "sparse", raw[1], np.float32, np.float64)
+    errors.dtype(where, "sparse", raw[1], np.float32, np.float64, *arrays.HALVES)
     if raw[0] is None:
         errors.axes(where, sparse=(raw[1], "B F D"))
         if output_concat:
@@ -388,7 +400,7 @@ def dot_interaction(
         errors.axes(where, dense=(raw[0], "B D"), sparse=(raw[1], "B F D"))
     xp = arrays.namespace(where, *(a for a in raw if a is not None))
     if xp is not np:
-        errors.dtype(f"{where} on a device", "sparse", raw[1], np.float32)
+        errors.dtype(f"{where} on a device", "sparse", raw[1], np.float32, *arrays.HALVES)
         features = raw[1].shape[1] + (raw[0] is not None)
         if features > _MAX_FEATURES:
             raise ValueError(

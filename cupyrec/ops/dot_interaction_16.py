@@ -1,0 +1,131 @@
+"""`dot_interaction` in floats of 16 bits: sums are float32, rounded once, ties to even.
+
+The CPU widens a block of samples to float32 for the loops of float32. Kernels multiply on tensor
+cores, S, the matrix of the pairs' gradients, in 16 bits too: what a self pair adds to it, twice its
+gradient, is infinite in float16 from a gradient of 32768 on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cupyrec import arrays
+from cupyrec.kernel import Geometry, Kernel, blocks
+
+__all__ = ["backward", "forward", "in_float32"]
+
+_PIECE = 8  # numbers of 16 bytes
+# Rows of a tile lie in banks of their own, those of the triangle that lanes walk through in most.
+_S_STRIDES = {16: 40, 32: 40, 48: 104, 64: 120}
+_WARPS = 4  # a block; each has a sample
+_MAX_SHARED = 24 << 10  # bytes a warp: two blocks share a multiprocessor
+
+
+def in_float32(
+    loops: Callable, inputs: Sequence[Any], options: Sequence[Any], outputs: Sequence[Any]
+) -> None:
+    """Call loops for float32 or float64 on arrays, those of 16 bits widened, and round once.
+
+    Examples
+    --------
+    >>> def total(x, out):
+    ...     out[0] = x.sum()
+    >>> out = np.zeros(1, np.float16)
+    >>> in_float32(total, [np.full(3, 0.1, np.float16)], [], [out])
+    >>> out
+    array([0.2998], dtype=float16)
+    """
+    if outputs[0].dtype not in arrays.HALVES:
+        loops(*inputs, *options, *outputs)
+        return
+    wide = [np.empty(out.shape, np.float32) for out in outputs]
+    loops(*(x.astype(np.float32) for x in inputs), *options, *wide)
+    with np.errstate(over="ignore"):  # an infinity says it
+        for out, values in zip(outputs, wide, strict=True):
+            out[...] = values
+
+
+# Kernels
+
+
+def _padded(n: int) -> int:
+    """The least multiple of 16, the side of a tile, from `n` on."""
+    return blocks(n, 16) * 16
+
+
+def _bytes(features: int, chunk: int) -> tuple[int, int]:
+    """Of shared memory a warp, forward and backward: x and s of the .cu."""
+    rows = _padded(features)
+    s = rows * _S_STRIDES[rows]
+    return 2 * max(features * chunk, s), 2 * ((rows + 1) * chunk + s)
+
+
+def _chunk(features: int, width: int) -> int:
+    """Columns that a warp holds at once: about as many each time."""
+    parts = 1
+    while max(_bytes(features, _padded(blocks(width, parts)))) > _MAX_SHARED:
+        parts += 1
+    return _padded(blocks(width, parts))
+
+
+def _geometry(B: int, shared: int) -> Geometry:
+    """`shared` is a warp's."""
+    return Geometry(blocks(B, _WARPS), 32 * _WARPS, _WARPS * shared)
+
+
+_forward = Kernel(
+    "dot_interaction_16.cu", "dot_interaction_16_forward",
+    "const uint16_t* dense, const uint16_t* sparse, uint16_t* out, int64_t batch", _geometry,
+)  # fmt: skip
+_backward = Kernel(
+    "dot_interaction_16.cu", "dot_interaction_16_backward",
+    "const uint16_t* grad, const uint16_t* dense, const uint16_t* sparse, uint16_t* ddense,"
+    " uint16_t* dsparse, int64_t batch",
+    _geometry,
+)  # fmt: skip
+
+
+def _vector(width: int, *x: Any) -> int:
+    """How many numbers of a row one instruction may move: 8, 4, 2 or 1."""
+    return math.gcd(_PIECE, width, *(arrays.address(a) // 2 for a in x))
+
+
+def _macros(sparse: Any, macros: dict[str, int], vector: int) -> dict[str, int]:
+    return macros | {
+        "VECTOR": vector, "CHUNK": _chunk(macros["FEATURES"], macros["WIDTH"]),
+        "S_STRIDE": _S_STRIDES[_padded(macros["FEATURES"])], "THREADS": 32 * _WARPS,
+        "BFLOAT16": int(sparse.dtype == arrays.HALVES[1]),
+    }  # fmt: skip
+
+
+def forward(dense: Any, sparse: Any, macros: dict[str, int], out: Any) -> None:
+    """Launch on contiguous arrays of a device.
+
+    Parameters
+    ----------
+    dense : (B, D) array, or (B, 0) where there is none
+    sparse : (B, F, D) array
+    macros : dict
+        FEATURES, WIDTH, DENSE, SELF, CONCAT and PADDING of the .cu.
+    out : (B, columns) array
+        Is written.
+    """
+    macros = _macros(sparse, macros, _vector(macros["WIDTH"], dense, sparse))
+    shared, _ = _bytes(macros["FEATURES"], macros["CHUNK"])
+    bits = (a.view(np.uint16) for a in (dense, sparse, out))
+    _forward(*bits, len(sparse), macros=macros, B=len(sparse), shared=shared)
+
+
+def backward(
+    grad: Any, dense: Any, sparse: Any, macros: dict[str, int], ddense: Any, dsparse: Any
+) -> None:
+    """Launch as `forward` does; `ddense` and `dsparse` are written."""
+    vector = _vector(macros["WIDTH"], dense, sparse, ddense, dsparse)
+    macros = _macros(sparse, macros, vector)
+    _, shared = _bytes(macros["FEATURES"], macros["CHUNK"])
+    bits = (a.view(np.uint16) for a in (grad, dense, sparse, ddense, dsparse))
+    _backward(*bits, len(sparse), macros=macros, B=len(sparse), shared=shared)
