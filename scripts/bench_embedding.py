@@ -5,8 +5,9 @@
     python scripts/bench_embedding.py --case bags
 
 `unique`: unique keys with inverse against np.unique, on one column of 213k Zipf ids; and on a batch
-of 8192 samples and 26 tables of 200k ids, put field by field as bags and `EmbeddingMLP` do it, with
-the look-up of their rows, all known. `growth`: whole training steps whose ids are all new, up to
+of 8192 samples and 26 tables of 200k ids, with the look-up of their rows, all known. The batch is
+put field by field first, as `EmbeddingMLP` does; bags get that order by `take_bags`, and the plain
+look-up, DLRM's, goes sample by sample. `growth`: whole training steps whose ids are all new, up to
 50M of them, and look-ups of known ids at 1M, 10M and 50M (10 GB of memory). `bags`: forward,
 backward and SGD update of 26 features with 1 to 50 ids each, width 64, summed, against PyTorch's
 EmbeddingBag. Sides alternate; ratios are medians over the rounds.
@@ -26,8 +27,8 @@ from bench_train import Peer, raw_ids, seconds, zipf_indices
 
 import cupyrec
 from cupyrec import nn, optim
-from cupyrec.embedding import by_field
 from cupyrec.ops.hash_table import HashTable
+from cupyrec.ops.reorder import by_field
 from cupyrec.ops.unique_keys import unique_keys
 
 UNIQUE = dict(tables=26, ids=200_000, batch=8192, zipf=1.1, batches=1)
@@ -53,7 +54,7 @@ def unique(case: dict, options: argparse.Namespace) -> dict:
         index.insert(np.full(case["ids"], field), raw_ids(np.arange(case["ids"])))
 
     def encode() -> None:
-        found = unique_keys(np.repeat(fields, len(many)), by_field(np, many))
+        found = unique_keys(np.repeat(fields, len(many)), by_field(many))
         index.find_or_insert(found.tables, found.ids)
 
     combined = raw_ids((many ^ fields.astype(np.int64) << 40).reshape(-1))  # as unlike as keys are

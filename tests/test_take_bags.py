@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cupyrec import arrays
-from cupyrec.ops.take_bags import take, take_bags
+from cupyrec.ops.take_bags import take_bags
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
@@ -26,14 +26,3 @@ def test_what_is_no_number_of_bags():
         ValueError, match=r"^take_bags: 'order' must have axes \(K\), got shape \(\)"
     ):
         take_bags(np.array([0, 1]), np.array(0))
-
-
-@pytest.mark.parametrize("device", ["cpu", "sim"])
-@pytest.mark.parametrize("n", [0, 1, 100_000])
-def test_take(device, n):
-    xp, generator = arrays.module(device), np.random.default_rng(0)
-    index = generator.integers(0, 50, n)
-    for x in (np.arange(50) * 2**40, np.arange(100, dtype=np.uint32)[::2]):
-        got = take(*(arrays.copy_to(xp, a) for a in (x, index)))
-        assert got.dtype == x.dtype
-        np.testing.assert_array_equal(arrays.to_host(got), x[index])

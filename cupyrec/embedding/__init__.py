@@ -14,11 +14,11 @@ from cupyrec.embedding.look_up import LookUp
 from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.row_gradients import RowGradients
 from cupyrec.embedding.store import Rows, StatePart, Store
-from cupyrec.embedding.tables import Tables, by_field, widened
+from cupyrec.embedding.tables import Tables, widened
 from cupyrec.embedding.transfer import digest, export_rows, exported, import_vectors
 
 __all__ = [
     "Constant", "Group", "InitialVectors", "Initializer", "LookUp", "MemoryStore",
     "Normal", "RowGradients", "Rows", "StatePart", "Store", "Tables", "TruncatedNormal", "Uniform",
-    "Xavier", "by_field", "digest", "export_rows", "exported", "import_vectors", "widened",
+    "Xavier", "digest", "export_rows", "exported", "import_vectors", "widened",
 ]  # fmt: skip

@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, cpu, errors
+from cupyrec import arrays, errors
 from cupyrec.embedding import transfer
 from cupyrec.embedding.group import Group
 from cupyrec.embedding.initializers import Initializer, InitialVectors, Uniform
 
-__all__ = ["Tables", "by_field", "widened"]
+__all__ = ["Tables", "widened"]
 
 _NAME, _MOST = "MultiTableEmbedding", 4096  # columns
 _LINES = 12
-_SAMPLES, _TILE = 1024, 64  # a block; what of it stays in the L1 cache
 
 
 class Tables:
@@ -321,26 +320,3 @@ def widened(xp: ModuleType, ids: Any) -> Any:
     if ids.dtype == np.uint64:
         return ids.view(np.int64)
     return ids.astype(np.int64, copy=False)
-
-
-@cpu.exact_loop
-def _by_field_cpu(ids, first, out):
-    for start in range(0, len(ids), _TILE):
-        for f in range(len(out)):
-            for b in range(start, min(start + _TILE, len(ids))):
-                out[f, first + b] = ids[b, f]
-
-
-def by_field(xp: ModuleType, ids: Any) -> Any:
-    """Return ids (B, F) field after field, as (F * B,).
-
-    Examples
-    --------
-    >>> by_field(np, np.array([[1, 2], [3, 4], [5, 6]]))
-    array([1, 3, 5, 2, 4, 6])
-    """
-    if xp is not np:
-        return xp.ascontiguousarray(ids.T).reshape(-1)
-    out = arrays.empty(ids.shape[::-1], ids.dtype)
-    cpu.parallel(lambda i, j: _by_field_cpu(ids[i:j], i, out), len(ids), _SAMPLES)
-    return out.reshape(-1)

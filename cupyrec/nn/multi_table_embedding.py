@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, autograd, errors, random
-from cupyrec.embedding import Group, Initializer, LookUp, Tables, by_field, widened
+from cupyrec.embedding import Group, Initializer, LookUp, Tables, widened
 from cupyrec.nn.module import Module
 from cupyrec.ops.array_functions import concatenate, reshape, transpose
 from cupyrec.ops.bags import check_offsets, mean_gradient, pad_bags
-from cupyrec.ops.take_bags import take, take_bags
+from cupyrec.ops.reorder import by_field, take
+from cupyrec.ops.take_bags import take_bags
 
 __all__ = ["MultiTableEmbedding"]
 
@@ -221,7 +222,7 @@ class MultiTableEmbedding(Tables, Module):
         ids = widened(xp, ids)
         errors.axes(_NAME, ids=(ids, f"B {len(self.fields)}"))
         tables = arrays.copy_to(xp, np.repeat(self.fields, len(ids)))
-        return self.group.look_up(tables, by_field(xp, ids), self.training)
+        return self.group.look_up(tables, by_field(ids), self.training)
 
     def _check_weights(self, ids: Any, weights: Any) -> None:
         if self.pooling != "sum":

@@ -9,9 +9,9 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.ops.bags import bag_numbers
 
-__all__ = ["take", "take_bags"]
+__all__ = ["take_bags"]
 
-_BAGS, _VALUES = 4096, 1 << 16  # a block
+_BAGS = 4096  # a block
 
 
 @cpu.exact_loop
@@ -66,30 +66,3 @@ def take_bags(offsets: Any, order: Any) -> tuple[Any, Any, Any]:
     values, bags = arrays.empty(n, np.int64), arrays.empty(n, np.int64)
     cpu.parallel(lambda i, j: _take_cpu(first, cut, values, bags, i, j), len(order), _BAGS)
     return values, cut, bags
-
-
-@cpu.exact_loop
-def _copy_cpu(x, index, out):
-    for i in range(index.size):
-        out[i] = x[index[i]]
-
-
-def take(x: Any, index: Any) -> Any:
-    """Return x[index], on the CPU by all threads.
-
-    Parameters
-    ----------
-    x : (M,) array
-    index : (N,) array of int64
-        Not checked.
-
-    Examples
-    --------
-    >>> take(np.array([5, 6, 7]), np.array([2, 0]))
-    array([7, 5])
-    """
-    if arrays.namespace("take", x, index) is not np:
-        return x[index]
-    out = arrays.empty(index.size, x.dtype)
-    cpu.parallel(lambda i, j: _copy_cpu(x, index[i:j], out[i:j]), index.size, _VALUES)
-    return out
