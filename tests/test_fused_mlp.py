@@ -4,6 +4,7 @@ import pytest
 
 import cupyrec
 from cupyrec import Tensor, arrays, fused_mlp, nn, no_grad, optim
+from cupyrec.ops.fused_mlp import _row_block
 from cupyrec.ops.relu_dropout import Dropout
 from cupyrec.testing import gradcheck
 
@@ -47,7 +48,7 @@ def flat(result):
     return [y, dx, *dweights, *dbiases]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (70_000, 130, 3, 1)], ids=str)
 def test_integer_data_is_exact(shape):
     rows, *sizes = shape
     x, dy = oracle.integers((rows, sizes[0]), -1, 1), oracle.integers((rows, sizes[-1]), -1, 1)
@@ -58,6 +59,12 @@ def test_integer_data_is_exact(shape):
         for a, b in zip(flat(got), flat(expected), strict=True):
             assert (a.dtype, a.shape) == (f32, b.shape)
             oracle.check_exact(a, b)
+
+
+@pytest.mark.parametrize("rows", [1, 8191, 70_000, 10**6, 10**7 + 1])
+@pytest.mark.parametrize("columns", [1, 130, 4096])
+def test_blocks_have_few_weight_gradients(rows, columns):
+    assert rows <= 64 * _row_block(rows, columns)
 
 
 @pytest.mark.parametrize("linear_output", [False, True])

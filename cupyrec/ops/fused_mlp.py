@@ -41,14 +41,16 @@ __all__ = ["fused_mlp"]
 _WEIGHT_ROWS = 256  # rows or columns of a weight gradient a block
 _SMALL = 1 << 14  # numbers of a weight whose gradient is added up over blocks
 _BLOCK = 1 << 16  # numbers of the widest layer a block of rows, of narrow ones
+_MOST = 64  # such blocks
 
 
 def _row_block(rows: int, columns: int) -> int:
     """Rows a block: small batches still give every thread work, large ones fill the BLAS kernel.
 
-    Narrow layers take more, or a block would be over before Python has begun the next.
+    Narrow layers take more, or a block would be over before Python has begun the next. Very
+    many rows do too: a block has gradients of small weights to itself until they are added up.
     """
-    return min(max(512, _BLOCK // columns), max(64, -(-rows // 8)))
+    return min(max(512, _BLOCK // columns, -(-rows // _MOST)), max(64, -(-rows // 8)))
 
 
 def _weight_cuts(rows: int, columns: int) -> list[tuple[slice, slice]]:
@@ -67,6 +69,7 @@ class _FusedMLP(Function):
         rows = x.shape[0]
         self.x = [np.ascontiguousarray(x)]
         self.x += [arrays.empty((rows, w.shape[0]), x.dtype) for w in self.weights]
+        self.row_block = _row_block(rows, max(x.shape[1] for x in self.x))
         loop_arguments = [d.loop_arguments(x.dtype) for d in dropouts]
 
         @np.errstate(over="ignore", invalid="ignore")  # inf and NaN are passed on
@@ -80,19 +83,18 @@ class _FusedMLP(Function):
                     bias_relu_dropout_cpu(y, bias, *loop_arguments[i], start)
 
         with cpu.serial_blas():
-            cpu.parallel(block, rows, _row_block(rows, max(x.shape[1] for x in self.x)))
+            cpu.parallel(block, rows, self.row_block)
         return self.x[-1]
 
     def backward(self, dy):
         layers = len(self.weights)
-        rows = dy.shape[0]
-        size = _row_block(rows, max(x.shape[1] for x in self.x))
+        rows, size = dy.shape[0], self.row_block
         dz: list[Any] = [arrays.empty((rows, w.shape[0]), dy.dtype) for w in self.weights]
         dx = arrays.empty(self.x[0].shape, dy.dtype) if self.needs[0] else None
         parts = -(-rows // size)
         bias_sums = [np.zeros((parts, len(w)), dy.dtype) for w in self.weights]
         small = {i for i, w in enumerate(self.weights) if w.size <= _SMALL}
-        weight_sums = {i: np.empty((parts, *self.weights[i].shape), dy.dtype) for i in small}
+        weight_sums = {i: arrays.empty((parts, *self.weights[i].shape), dy.dtype) for i in small}
 
         def block(start: int, stop: int) -> None:
             np.copyto(dz[-1][start:stop], dy[start:stop])
