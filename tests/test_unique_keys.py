@@ -73,8 +73,9 @@ def test_views_and_read_only_arrays():
 def test_same_bits():
     n = 300_000  # as many parts as threads
     ids = np.random.default_rng(0).zipf(1.2, n).astype(np.int64)
-    tables = np.arange(n, dtype=np.uint32) % 26
-    oracle.check_same_bits(lambda: fields(unique_keys(tables, ids)))
+    mixed = np.arange(n, dtype=np.uint32) % 26
+    for tables in (mixed, np.repeat(np.arange(15, dtype=np.uint32), n // 15)):  # and 15 parts apart
+        oracle.check_same_bits(lambda t=tables: fields(unique_keys(t, ids)))
 
 
 @pytest.mark.parametrize(
