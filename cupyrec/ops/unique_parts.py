@@ -24,11 +24,11 @@ _PART = 1 << 16  # keys of other parts; fewer wouldn't pay for being merged
 _PARTS = 8
 _GROUP = 128  # keys that go through one pass after the other
 _LEAST = 512  # slots: those left when they are too full take a group
-_0, _1, _2, _32, _LOW_32 = map(np.uint64, (0, 1, 2, 32, 2**32 - 1))
+_0, _1, _2, _31, _LOW_31 = map(np.uint64, (0, 1, 2, 31, 2**31 - 1))
 
-# A slot of the CPU is two words: the hash of a key, and its table << 32 | (its number + 1), or 0
-# where it is empty. Within a table `hash_key` maps no two ids to one hash: no key need be read.
-# Indices are unsigned, which saves the check for those below 0: half of the time.
+# A slot is two words: the hash of a key, and (2 table + 1) << 31 | its number, or 0 where it is
+# empty. Within a table `hash_key` maps no two ids to one hash: no key need be read. Indices are
+# unsigned, which saves the check for those below 0: half of the time.
 
 
 @cpu.exact_loop
@@ -47,23 +47,22 @@ def _number_cpu(first, tables, ids, slots, unique, unique_tables, unique_ids, nu
             hashes[i] = hash_key(tables[begin + i], ids[begin + i])
         misses = _0
         for i in range(count):  # no branches: what comes next never waits for a wrong guess
-            at, table = hashes[i] << _1 & last, np.uint64(tables[begin + i])
-            numbers[begin + i] = (slots[at + _1] & _LOW_32) - _1
+            at, table = hashes[i] << _1 & last, np.uint64(tables[begin + i]) << _1 | _1
+            numbers[begin + i] = slots[at + _1] & _LOW_31
             missed[misses] = i
-            other = slots[at] ^ hashes[i] | slots[at + _1] >> _32 ^ table
-            misses += np.uint64((other != _0) | (slots[at + _1] == _0))  # a hash may be 0
+            misses += np.uint64((slots[at] ^ hashes[i] | slots[at + _1] >> _31 ^ table) != _0)
         for j in range(misses):
             i = missed[j]
-            at, table = hashes[i] << _1 & last, np.uint64(tables[begin + i])
+            at, table = hashes[i] << _1 & last, np.uint64(tables[begin + i]) << _1 | _1
             while slots[at + _1] != _0 and (
-                slots[at] != hashes[i] or slots[at + _1] >> _32 != table
+                slots[at] != hashes[i] or slots[at + _1] >> _31 != table
             ):
                 at = at + _2 & last
             if slots[at + _1] == _0:
                 unique_tables[unique], unique_ids[unique] = tables[begin + i], ids[begin + i]
+                slots[at], slots[at + _1] = hashes[i], table << _31 | unique
                 unique += _1
-                slots[at], slots[at + _1] = hashes[i], table << _32 | unique
-            numbers[begin + i] = (slots[at + _1] & _LOW_32) - _1
+            numbers[begin + i] = slots[at + _1] & _LOW_31
     return ids.size, unique
 
 
@@ -76,7 +75,7 @@ def _refill_cpu(tables, ids, slots):
         at = h << _1 & last
         while slots[at + _1] != _0:
             at = at + _2 & last
-        slots[at], slots[at + _1] = h, np.uint64(tables[u]) << _32 | (u + _1)
+        slots[at], slots[at + _1] = h, (np.uint64(tables[u]) << _1 | _1) << _31 | u
 
 
 @cpu.exact_loop
