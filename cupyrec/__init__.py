@@ -25,6 +25,7 @@ _HOME = {
         ],
         "ops.array_functions",
     ),
+    "batch_norm": "ops.batch_norm",
     "bce_with_logits": "ops.bce_with_logits",
     "dot_interaction": "ops.dot_interaction",
     "fused_mlp": "ops.fused_mlp",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from cupyrec.ops.array_functions import (
         Tensor, concatenate, from_dlpack, matmul, mean, reshape, softmax, stack, sum, transpose,
     )  # fmt: skip
+    from cupyrec.ops.batch_norm import batch_norm
     from cupyrec.ops.bce_with_logits import bce_with_logits
     from cupyrec.ops.dot_interaction import dot_interaction
     from cupyrec.ops.elementwise import exp, log, maximum, relu, sigmoid, sqrt, tanh, where

@@ -2,7 +2,7 @@
 
 manifest.json         format, versions, model and its configuration, tables, optimizer,
                       progress, and the size and crc32 of every other file; crc32 of its own
-dense.safetensors     parameter/NAME, optimizer/STATE/NAME; rates/GROUP of a catch-up optimizer
+dense.safetensors     parameter/NAME, buffers too; optimizer/STATE/NAME; rates/GROUP of catch-up
 GROUP.SHARD.*.npy     tables (N,), ids (N,), vectors (N, D), state.NAME (N, columns)
 """
 

@@ -16,9 +16,9 @@
 //   Rows of more than 8,192 columns are read twice, and their sums lie in `parts` all along.
 // Tried: 256 rows of 1,024 and 128: bytes 1.00 of the ideal forward, 1.04 backward; sectors 1.62
 //   and 1.67, 1.11 and 2.17, of weight and bias read again from L1. ROWS so that a lane has 4 loads
-//   in flight: 64 and 96 KB an SM. A warp for a row of 1,024 would hold 128 floats a lane in the
-//   backward pass, as a block does for 8,192 (201 registers instead of 48). Rows in a loop with 32
-//   floats a lane, VECTOR 1: 8 bytes of spills on sm_90; hence 16.
+//   in flight: 48 and 64 KB an SM. A warp for a row of 1,024 would hold 128 floats a lane in the
+//   backward pass, as a block does for 8,192 (some 200 registers instead of 48). Rows in a loop
+//   with 32 floats a lane, VECTOR 1: 8 bytes of spills on sm_90; hence 16.
 #include "column_sum.cuh"
 
 namespace {

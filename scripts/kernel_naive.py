@@ -195,3 +195,17 @@ def layer_norm_backward(grad: Any, x: Any, weight: Any, eps: float) -> tuple:
     xhat, rstd = _normalized(x, 1, eps)
     dx = _normalization_gradient(grad * weight, xhat, rstd, 1)
     return dx, (grad * xhat).sum(axis=0), grad.sum(axis=0)
+
+
+def batch_norm(
+    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float
+) -> tuple:
+    running_mean[...] = 0.9 * running_mean + 0.1 * x.mean(axis=0)
+    running_var[...] = 0.9 * running_var + 0.1 * x.var(axis=0) * (len(x) / (len(x) - 1))
+    return _normalized(x, 0, eps)[0] * weight + bias, running_mean, running_var
+
+
+def batch_norm_backward(grad: Any, x: Any, weight: Any, eps: float) -> tuple:
+    xhat, rstd = _normalized(x, 0, eps)
+    dx = _normalization_gradient(grad * weight, xhat, rstd, 0)
+    return dx, (grad * xhat).sum(axis=0), grad.sum(axis=0)

@@ -22,6 +22,7 @@ from cupyrec import Tensor, arrays, kernel, ops
 from cupyrec.kernel import Kernel
 from cupyrec.ops import (
     bags,
+    batch_norm,
     bce_with_logits,
     catch_up_adam,
     dot_interaction,
@@ -124,6 +125,8 @@ def normalize(width, shift):
     parameters = [Tensor(floats(width), requires_grad=True) for _ in range(2)]
     x = Tensor(floats(40, width, shift=shift), requires_grad=True)
     layer_norm.layer_norm(x, *parameters)._node.backward(floats(40, width))
+    y = batch_norm.batch_norm(x, *parameters, floats(width), floats(width), training=True)
+    y._node.backward(floats(40, width))
 
 
 def vectors(shift):
@@ -288,6 +291,8 @@ def test_special_cases_cover_what_users_have(special):
         itertools.product((0, 1), (1, 2, 4, 8))
     )
     assert any(macros["CHUNK"] < macros["WIDTH"] for macros in halves)
-    names = "gather_rows write_rows round_rows adam_rows segment_sum int8_decode layer_norm"
+    names = (
+        "gather_rows write_rows round_rows adam_rows segment_sum int8_decode layer_norm batch_norm"
+    )
     for name in names.split():
         assert {dict(m)["VECTOR"] for _, kernel, m in special if kernel == name} == {1, 2, 4}

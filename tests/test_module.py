@@ -55,6 +55,19 @@ def test_parts_are_found_in_order_and_once():
     assert modules == [zoo, zoo.layers[0], zoo.layers[1][0], zoo.named["b"], zoo.table]
 
 
+def test_buffers_are_state_and_no_parameters():
+    linear = Linear()
+    linear.steps = [nn.Buffer([1.0]), nn.Buffer(np.zeros(2))]
+    assert [name for name, _ in linear.named_buffers()] == ["steps.0", "steps.1"]
+    assert [name for name, _ in linear.named_parameters()] == ["weight", "bias"]
+    assert list(linear.state_dict()) == ["weight", "bias", "steps.0", "steps.1"]
+    assert repr(linear.steps[0]) == "Buffer([1.], dtype=float32)"
+    linear.load_state_dict(linear.state_dict() | {"steps.0": np.array([7.0])})
+    assert linear.steps[0].item() == 7
+    with pytest.raises(ValueError, match=r"missing \['steps.1'\], unknown \[\]"):
+        linear.load_state_dict(dict(list(linear.state_dict().items())[:3]))
+
+
 def test_modules_may_hold_each_other():
     a, b = Linear(), nn.Module()
     b.parent, a.child = a, b

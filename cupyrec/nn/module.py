@@ -1,4 +1,4 @@
-"""Parameter and Module: a model is an object with `forward`; its attributes are what it learns."""
+"""Parameter, Buffer, Module: a model is an object with `forward`; it learns its attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cupyrec import arrays
 from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group
 
-__all__ = ["Module", "Parameter"]
+__all__ = ["Buffer", "Module", "Parameter"]
 
 
 class Parameter(Tensor):
@@ -47,11 +47,25 @@ class Parameter(Tensor):
         return self.grad_buffer
 
 
+class Buffer(Tensor):
+    """A Tensor that a Module keeps as part of its state, but that no optimizer changes.
+
+    Examples
+    --------
+    >>> Buffer([0.0]).requires_grad
+    False
+    """
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+
+
 class Module:
     """Base of models and layers. Subclasses define `forward`.
 
-    Parameters, embedding groups and further Modules are found among the attributes, in the order
-    in which they were set, lists, tuples and dicts included. ``super().__init__()`` isn't needed.
+    Parameters, buffers, embedding groups and further Modules are found among the attributes, in the
+    order in which they were set, lists, tuples and dicts included. ``super().__init__()`` isn't
+    needed.
 
     Examples
     --------
@@ -78,7 +92,7 @@ class Module:
         stack: list[tuple[str, Any]] = [("", self)]
         while stack:
             name, value = stack.pop()
-            if isinstance(value, (Module, Parameter, Group)):
+            if isinstance(value, (Module, Parameter, Buffer, Group)):
                 if id(value) in seen:
                     continue
                 seen.add(id(value))
@@ -123,6 +137,16 @@ class Module:
         []
         """
         return ((name, value) for name, value in self._walk() if isinstance(value, Parameter))
+
+    def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
+        """Yield (dotted name, Buffer) of all buffers.
+
+        Examples
+        --------
+        >>> list(Module().named_buffers())
+        []
+        """
+        return ((name, value) for name, value in self._walk() if isinstance(value, Buffer))
 
     def named_groups(self) -> Iterator[tuple[str, Group]]:
         """Yield (dotted name, Group) of all groups of embedding tables.
@@ -175,7 +199,7 @@ class Module:
         return "cpu" if first is None else arrays.device(first.data)
 
     def to(self, device: str) -> Module:
-        """Move parameters and tables to ``cpu``, ``cuda`` or ``sim``; return the Module.
+        """Move parameters, buffers and tables to ``cpu``, ``cuda`` or ``sim``; return the Module.
 
         Gradients are dropped. Make the optimizer afterwards: one made before holds the old arrays.
 
@@ -192,26 +216,27 @@ class Module:
         'cpu'
         """
         xp = arrays.module(device)
-        for value in list(self.parameters()):
+        for _, value in list(self._walk()):
             if isinstance(value, Group):
                 value.to(xp)
-            elif arrays.device(value.data) != device:
+            elif isinstance(value, Tensor) and arrays.device(value.data) != device:
                 value.data = arrays.copy_to(xp, value.data)
-                value.grad = value.grad_buffer = None
+                if isinstance(value, Parameter):
+                    value.grad = value.grad_buffer = None
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """Return name -> array of the dense parameters; the arrays are the parameters' own.
+        """Return name -> array of the dense parameters and buffers; the arrays are their own.
 
         Examples
         --------
         >>> Module().state_dict()
         {}
         """
-        return {name: parameter.data for name, parameter in self.named_parameters()}
+        return {name: value.data for name, value in self._walk() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy arrays of any device into the dense parameters; nothing changes unless all fit.
+        """Copy arrays of any device into parameters and buffers; nothing changes unless all fit.
 
         Raises
         ------
