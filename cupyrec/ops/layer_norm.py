@@ -80,7 +80,8 @@ def _backward_cpu(x, dy, weight, means, rstds, dx, dweight, dbias):
         for n in range(columns):
             xhat = (x[b, n] - mean) * rstd
             dx[b, n] = rstd * (dy[b, n] * weight[n] - total - xhat * products)
-            dweight[n] += dy[b, n] * xhat
+        for n in range(columns):  # on its own: of more arrays LLVM makes no vectors
+            dweight[n] += dy[b, n] * ((x[b, n] - mean) * rstd)
             dbias[n] += dy[b, n]
 
 
