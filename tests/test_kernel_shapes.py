@@ -67,7 +67,10 @@ def test_shapes_are_the_cases_own_where_nothing_is_asked():
 
 def test_kernels_that_have_a_size():
     assert kernel_shapes.having([]) == list(CASES)
-    assert kernel_shapes.having("F") == ["dot_interaction_forward", "dot_interaction_backward"]
+    assert kernel_shapes.having("F") == [
+        "dot_interaction_forward", "dot_interaction_backward",
+        "dot_interaction_16_forward", "dot_interaction_16_backward",
+    ]  # fmt: skip
     assert set(CASES) - set(kernel_shapes.having("B")) == {"clip_scale"}
 
 
