@@ -220,3 +220,14 @@ def test_a_model_of_ones_own_learns():
         optimizer.step()
     assert losses[-1].item() < 0.3 * losses[0].item()
     assert len(model.embedding.group.store) == 20
+
+
+def test_amp_reaches_the_modules_below():
+    outer = nn.Module()
+    outer.inner = [nn.Module()]
+    outer.amp = "float16"
+    assert (outer.amp, outer.inner[0].amp) == ("float16", "float16")
+    outer.amp = None
+    assert outer.inner[0].amp is None
+    with pytest.raises(ValueError, match=r"amp: must be one of .*'bfloat16'\], got 'half'"):
+        outer.amp = "half"

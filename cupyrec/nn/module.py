@@ -79,6 +79,7 @@ class Module:
     """
 
     training = True
+    _amp: str | None = None
 
     def forward(self, *inputs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__}: a Module must define forward().")
@@ -189,6 +190,35 @@ class Module:
         False
         """
         return self.train(False)
+
+    @property
+    def amp(self) -> str | None:
+        """Type of 16 bits that is multiplied in, ``float16`` or ``bfloat16``; None: float32.
+
+        Setting it sets it here and below. Parameters, embedding rows and what they are updated by
+        stay float32, sums are float32.
+
+        Raises
+        ------
+        ValueError
+            Another type.
+
+        Examples
+        --------
+        >>> model = Module()
+        >>> model.amp = "bfloat16"
+        >>> model.amp
+        'bfloat16'
+        """
+        return self._amp
+
+    @amp.setter
+    def amp(self, name: str | None) -> None:
+        known = [None, *(dtype.name for dtype in arrays.HALVES)]
+        if name not in known:
+            raise ValueError(f"amp: must be one of {known}, got {name!r}.")
+        for module in self.modules():
+            module._amp = name
 
     @property
     def device(self) -> str:
