@@ -28,6 +28,7 @@ _HOME = {
     "batch_norm": "ops.batch_norm",
     "bce_with_logits": "ops.bce_with_logits",
     "dot_interaction": "ops.dot_interaction",
+    "factorization_machine": "ops.factorization_machine",
     "fused_mlp": "ops.fused_mlp",
     **dict.fromkeys(["int8_decode", "int8_encode"], "ops.int8_codec"),
     "layer_norm": "ops.layer_norm",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from cupyrec.ops.bce_with_logits import bce_with_logits
     from cupyrec.ops.dot_interaction import dot_interaction
     from cupyrec.ops.elementwise import exp, log, maximum, relu, sigmoid, sqrt, tanh, where
+    from cupyrec.ops.factorization_machine import factorization_machine
     from cupyrec.ops.fused_mlp import fused_mlp
     from cupyrec.ops.int8_codec import int8_decode, int8_encode
     from cupyrec.ops.layer_norm import layer_norm

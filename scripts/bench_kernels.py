@@ -44,13 +44,13 @@ SUMMED = [
     "instructions",
 ]  # fmt: skip
 COUNTED = {
-    "kernel": "27", "shape": "22", "bytes_ratio": "6.2f", "sectors_ratio": "7.2f",
+    "kernel": "33", "shape": "22", "bytes_ratio": "6.2f", "sectors_ratio": "7.2f",
     "sectors_per_request": "7.1f", "bank_conflicts": "6.3f", "registers": "4d", "spills": "3d",
     "occupancy": "5.2f", "waves": "6.2f", "in_flight_kb": "6.1f", "balance": "5.2f",
     "instructions": "9d", "bound": "7",
 }  # fmt: skip
 TIMED = {
-    "kernel": "27", "shape": "28", "ms": "8.3f", "gb_per_s": "7.0f", "percent_of_copy": "7.1f",
+    "kernel": "33", "shape": "28", "ms": "8.3f", "gb_per_s": "7.0f", "percent_of_copy": "7.1f",
     "naive_ms": "8.3f", "registers": "4d", "spills": "3d", "check": "7",
 }  # fmt: skip
 HEADS = {

@@ -1,4 +1,4 @@
-"""Cases of bench_kernels.py for the dot interaction, in floats of 32 and of 16 bits."""
+"""Cases of bench_kernels.py for interactions, in floats of 32 and of 16 bits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kernel_inputs import FEATURES, Work, case, floats
 
 from cupyrec.autograd import Tensor
 from cupyrec.ops.dot_interaction import dot_interaction, dot_interaction_width
+from cupyrec.ops.factorization_machine import factorization_machine
 
 
 def _inputs(xp: ModuleType, batch: int, width: int, features: int, dtype: type) -> tuple[Any, ...]:
@@ -51,3 +52,38 @@ def _backward(
 
 case("dot_interaction_16_forward", 128)(functools.partial(_forward, dtype=np.float16))
 case("dot_interaction_16_backward", 128)(functools.partial(_backward, dtype=np.float16))
+
+
+@case("factorization_machine_forward", 128, 16)
+def _machine_forward(
+    xp: ModuleType, batch: int, width: int, features: int = FEATURES, dtype: type = np.float32
+) -> Work:
+    dense, sparse, _ = _inputs(xp, batch, width, features, dtype)
+    return Work(
+        lambda: (factorization_machine(dense, sparse),),
+        dense.nbytes + sparse.nbytes + 4 * batch,
+        f"B={batch} F={features} D={width}", dtype=str(dense.dtype),
+        naive=lambda: (naive.factorization_machine(xp, dense, sparse),),
+    )  # fmt: skip
+
+
+@case("factorization_machine_backward", 128, 16)
+def _machine_backward(
+    xp: ModuleType, batch: int, width: int, features: int = FEATURES, dtype: type = np.float32
+) -> Work:
+    *inputs, _ = _inputs(xp, batch, width, features, dtype)
+    grad = floats(xp, batch, 1)
+    tensors = [Tensor(x, requires_grad=True) for x in inputs]
+    node = factorization_machine(*tensors)._node
+    return Work(
+        lambda: tuple(node.backward(grad)),
+        sum(2 * x.nbytes for x in inputs) + grad.nbytes,
+        f"B={batch} F={features} D={width}", dtype=str(inputs[0].dtype),
+        naive=lambda: naive.factorization_machine_backward(xp, grad, *inputs),
+    )  # fmt: skip
+
+
+case("factorization_machine_16_forward", 128)(functools.partial(_machine_forward, dtype=np.float16))
+case("factorization_machine_16_backward", 128)(
+    functools.partial(_machine_backward, dtype=np.float16)
+)

@@ -149,6 +149,17 @@ def dot_interaction_backward(xp: ModuleType, grad: Any, dense: Any, sparse: Any)
     return dx[:, 0].astype(dense.dtype), dx[:, 1:].astype(dense.dtype)
 
 
+def factorization_machine(xp: ModuleType, dense: Any, sparse: Any) -> Any:
+    x, *_ = _joined(xp, dense, sparse)
+    return (x.sum(axis=1) ** 2 - (x * x).sum(axis=1)).sum(axis=1, keepdims=True) * np.float32(0.5)
+
+
+def factorization_machine_backward(xp: ModuleType, grad: Any, dense: Any, sparse: Any) -> tuple:
+    x, *_ = _joined(xp, dense, sparse)
+    dx = (grad[:, :, None] * (x.sum(axis=1, keepdims=True) - x)).astype(dense.dtype)
+    return dx[:, 0], dx[:, 1:]
+
+
 def relu_dropout(xp: ModuleType, x: Any, bias: Any, rate: float) -> tuple[Any, Any]:
     """Other units: the module's generators know no samples. N is a multiple of 128."""
     keep = xp.random.default_rng(0).random(x.shape, dtype=np.float32) >= rate

@@ -281,6 +281,19 @@ def dot_interaction_gradient(grad, dense, sparse, self_interaction=False, concat
     return (dx[:, 0], dx[:, 1:]) if dense is not None else (None, dx)
 
 
+def factorization_machine(dense, sparse, grad):
+    """(out, gradient of dense, gradient of sparse), one pair of features after the other."""
+    x = np.float64(sparse)
+    if dense is not None:
+        x = np.concatenate([np.float64(dense)[:, None], x], axis=1)
+    out, dx = np.zeros((len(x), 1)), np.zeros_like(x)
+    for r, c in itertools.combinations(range(x.shape[1]), 2):
+        out[:, 0] += (x[:, r] * x[:, c]).sum(axis=1)
+        dx[:, r] += grad * x[:, c]
+        dx[:, c] += grad * x[:, r]
+    return (out, None, dx) if dense is None else (out, dx[:, 0], dx[:, 1:])
+
+
 def mlp(x, weights, biases, keeps, rates, linear_output: bool) -> list[np.ndarray]:
     """Outputs of all layers, x first; keeps[l] is layer l's dropout mask."""
     layers = [np.float64(x)]

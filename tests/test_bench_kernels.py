@@ -367,7 +367,9 @@ NEAR_IDEAL = {
     "dot_interaction_backward", "dot_interaction_16_forward", "dot_interaction_16_backward",
     "relu_dropout_forward", "relu_dropout_backward", "bce_forward", "bce_backward", "pool_rows",
     "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
-    "batch_norm_forward", "batch_norm_backward",
+    "batch_norm_forward", "batch_norm_backward", "factorization_machine_forward",
+    "factorization_machine_backward", "factorization_machine_16_forward",
+    "factorization_machine_16_backward",
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",

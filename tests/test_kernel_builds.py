@@ -27,6 +27,7 @@ from cupyrec.ops import (
     catch_up_adam,
     dot_interaction,
     embedding_rows,
+    factorization_machine,
     initial_vectors,
     int8_codec,
     layer_norm,
@@ -81,6 +82,16 @@ def interact_all():
         interact(*case)
     for *case, half in oracle.covering(FEATURES, WIDTHS, *choices[:-1], (0, 1, 2, 4), (0, 1)):
         interact(*case, dtype=arrays.HALVES[half])
+
+
+def factorize_all():
+    choices = (1, 8, 27, 64, 130), (1, 4, 10, 16, 128, 130, 1025), (0, 1), (0, 1, 2), (0, 1, 2, 4)
+    for features, width, with_dense, number, shift in oracle.covering(*choices):
+        dtype = (np.float32, *arrays.HALVES)[number]
+        dense = Tensor(floats(1, width, dtype=dtype), requires_grad=True) if with_dense else None
+        sparse = floats(1, features - with_dense, width, shift=shift, dtype=dtype)
+        tensor = Tensor(sparse, requires_grad=True)
+        factorization_machine.factorization_machine(dense, tensor)._node.backward(floats(1, 1))
 
 
 def rows_of(width, shift):
@@ -180,6 +191,7 @@ def special():
     """Specialisations of users, most of which the bench doesn't launch."""
     with noted() as made:
         interact_all()
+        factorize_all()
         for width, shift in itertools.product(ROW_WIDTHS, SHIFTS):
             rows_of(width, shift)
         for width, shift in itertools.product(NORMALIZED, SHIFTS):

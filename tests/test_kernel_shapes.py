@@ -70,6 +70,8 @@ def test_kernels_that_have_a_size():
     assert kernel_shapes.having("F") == [
         "dot_interaction_forward", "dot_interaction_backward",
         "dot_interaction_16_forward", "dot_interaction_16_backward",
+        "factorization_machine_forward", "factorization_machine_backward",
+        "factorization_machine_16_forward", "factorization_machine_16_backward",
     ]  # fmt: skip
     assert set(CASES) - set(kernel_shapes.having("B")) == {"clip_scale"}
 

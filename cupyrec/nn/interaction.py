@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cupyrec.nn.module import Module
-from cupyrec.ops.array_functions import concatenate, reshape
 from cupyrec.ops.dot_interaction import dot_interaction, dot_interaction_width
+from cupyrec.ops.factorization_machine import factorization_machine
 
 __all__ = ["FusedDotInteraction"]
 
@@ -77,12 +77,6 @@ class FusedDotInteraction(Module):
         return dot_interaction_width(features, embedding_dim, **self.options)
 
     def forward(self, dense: Any, sparse: Any) -> Any:
-        if self.pooling == "none":
-            return dot_interaction(dense, sparse, **self.options)
-        if dense is not None:
-            sparse = concatenate(
-                [reshape(dense, (dense.shape[0], 1, dense.shape[1])), sparse], axis=1
-            )
-        total = sparse.sum(axis=1)
-        pairs = (total * total).sum(axis=1) - (sparse * sparse).sum(axis=(1, 2))
-        return (pairs * 0.5).reshape(-1, 1)
+        if self.pooling == "sum":
+            return factorization_machine(dense, sparse)
+        return dot_interaction(dense, sparse, **self.options)
