@@ -30,19 +30,13 @@
 //   D = 16: 9.8 % conflicts forward, 4.7 % backward: two thirds of the wavefronts are gone, and
 //     those of the pairs are left
 //   D = 130, copies of 4 bytes: 3811 and 8554 instructions, 6 and 11 % conflicts
-#include "common.cuh"
-
-#if BFLOAT16
-#define TYPE "bf16"
-#else
-#define TYPE "f16"
-#endif
+#include "halves.cuh"
 
 namespace {
 
 using Half = uint16_t;  // the bits of a number
 
-constexpr int PIECE = 8;                     // Halfs of 16 bytes, a row of what ldmatrix reads
+constexpr int PIECE = 8;                     // Halves of 16 bytes, a row of what ldmatrix reads
 constexpr int TILES = (FEATURES + 15) / 16;  // tiles of 16 rows
 constexpr int ROWS = 16 * TILES;
 constexpr int PAIRS = FEATURES * (FEATURES - 1 + 2 * SELF) / 2;
@@ -89,32 +83,16 @@ __device__ __forceinline__ Pieces load_transposed(const Half* row) {
 // lane / 4 the first two, in row lane / 4 + 8 the others.
 __device__ __forceinline__ void multiply(float (&sums)[4], const Pieces& a, uint32_t b0,
                                          uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." HALF_TYPE "." HALF_TYPE
         ".f32 {%0, %1, %2, %3}, "
         "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a.at[0]), "r"(a.at[1]), "r"(a.at[2]), "r"(a.at[3]), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ void store_rounded(Half* to, float low, float high) {
-    uint32_t both;
-    asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    *reinterpret_cast<uint32_t*>(to) = both;
-}
-
-__device__ __forceinline__ float widened(Half x) {
-#if BFLOAT16
-    return __uint_as_float(static_cast<uint32_t>(x) << 16);
-#else
-    float wide;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x));
-    return wide;
-#endif
-}
-
 __device__ __forceinline__ Half doubled(Half x) {
     const Half one = BFLOAT16 ? 0x3F80 : 0x3C00;
-    asm("fma.rn." TYPE " %0, %0, %1, %0;" : "+h"(x) : "h"(one));
+    asm("fma.rn." HALF_TYPE " %0, %0, %1, %0;" : "+h"(x) : "h"(one));
     return x;
 }
 
@@ -124,11 +102,6 @@ __device__ __forceinline__ T* row_of(T* dense, T* sparse, int64_t sample, int ro
     if (DENSE && row == 0) return dense + sample * WIDTH;
     return sparse + (sample * (FEATURES - DENSE) + row - DENSE) * WIDTH;
 }
-
-template <int N>
-struct alignas(2 * N) Halfs {
-    Half at[N];
-};
 
 // Columns [start, start + CHUNK) of all rows -> x; zeros beyond the last column, and up to FILLED
 // rows.
@@ -228,8 +201,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int j = 0; j < 2 * i + 2; ++j) {
             Half* to = s + (16 * i + lane / 4) * S_STRIDE + 8 * j + lane % 4 * 2;
-            store_rounded(to, sums[i][j][0], sums[i][j][1]);
-            store_rounded(to + 8 * S_STRIDE, sums[i][j][2], sums[i][j][3]);
+            store<2>(to, {sums[i][j][0], sums[i][j][1]});
+            store<2>(to + 8 * S_STRIDE, {sums[i][j][2], sums[i][j][3]});
         }
     }
     __syncwarp();
@@ -297,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const Half* direct = x + place(ROWS, n + half * PIECE + lane * 2);
-                    const Halfs<2> both = *reinterpret_cast<const Halfs<2>*>(direct);
+                    const auto both = *reinterpret_cast<const Numbers<Half, 2>*>(direct);
                     sums[0][half][0] = widened(both.at[0]), sums[0][half][1] = widened(both.at[1]);
                 }
             }
@@ -317,8 +290,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int row = 16 * i + lane / 4, column = n + half * PIECE + lane % 4 * 2;
-                    store_rounded(x + place(row, column), sums[i][half][0], sums[i][half][1]);
-                    store_rounded(x + place(row + 8, column), sums[i][half][2], sums[i][half][3]);
+                    store<2>(x + place(row, column), {sums[i][half][0], sums[i][half][1]});
+                    store<2>(x + place(row + 8, column), {sums[i][half][2], sums[i][half][3]});
                 }
             }
         }
@@ -328,11 +301,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int unit = lane; unit < FEATURES * UNITS; unit += WARP) {
             const int row = unit / UNITS, column = unit % UNITS * VECTOR;
             if (WIDTH % CHUNK != 0 && start + column >= WIDTH) continue;
-            using Vector = Halfs<VECTOR>;
+            using Vector = Numbers<Half, VECTOR>;
             Half* to = row_of(ddense, dsparse, sample, row) + start + column;
             *reinterpret_cast<Vector*>(to) =
                 *reinterpret_cast<const Vector*>(x + place(row, column));
         }
     }
 }
-#undef TYPE
