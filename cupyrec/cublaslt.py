@@ -1,8 +1,11 @@
-"""Matmuls of float32 by cublasLt, with bias, ReLU and their gradients in the same kernel.
+"""Matmuls by cublasLt, with bias, ReLU and their gradients in the same kernel.
 
 cublasLt is column-major, and a row-major array is a column-major view of its transpose:
 ``out = a @ b`` is asked for as ``out.T = b.T @ a.T``. So A is our `b` and B our `a`, D has our
 columns as its rows, and a bias "of D's rows" is one value a column of ours.
+
+Matrices are of float32, or of float16 or bfloat16, whose products are summed in float32 and come out
+in either type.
 
 Descriptors are made by the library on every device, it needs no GPU for that. On ``sim`` they are
 read back and `cupyrec.sim.gemm` does what they say. What the library can't do on a GPU runs as a
@@ -48,7 +51,8 @@ refused: collections.Counter[str] = collections.Counter()
 
 _WHERE = "cublaslt.matmul"
 _WORKSPACE = 32 << 20  # bytes, what NVIDIA recommends for sm_90; one a stream
-_ALIGNMENTS = (256, 128, 64, 32, 16, 8, 4)  # bytes; the heuristic's default is the first
+_ALIGNMENTS = (256, 128, 64, 32, 16, 8, 4, 2)  # bytes; the heuristic's default is the first
+_FLOATS = dict(zip((np.dtype(np.float32), *arrays.HALVES), Cuda, strict=True))
 _lock = threading.Lock()  # a cached descriptor holds the pointers of one call
 
 
@@ -59,6 +63,7 @@ class _Key(NamedTuple):
     m: int
     n: int
     k: int
+    types: tuple[Cuda, Cuda]  # of A and B, and of D
     transposes: tuple[bool, bool]
     lds: tuple[int, int, int]
     epilogue: Epilogue
@@ -68,7 +73,9 @@ class _Key(NamedTuple):
 
     def __str__(self) -> str:
         trans = "".join("NT"[t] for t in self.transposes)
-        return f"{self.epilogue.name} of {trans} {self.m} x {self.n} x {self.k}, ld {self.lds}"
+        sizes = f"{trans} {self.m} x {self.n} x {self.k}, ld {self.lds}"
+        types = " to ".join(t.name for t in dict.fromkeys(self.types))
+        return f"{self.epilogue.name} of {sizes}, {types}"
 
 
 class _Plan:
@@ -83,9 +90,12 @@ class _Plan:
             self.desc[Desc.EPILOGUE_AUX_LD] = key.aux_ld
         shapes = [(key.m, key.k), (key.k, key.n), (key.m, key.n)]
         self.layouts = []
-        for shape, transpose, ld in zip(shapes, (*key.transposes, False), key.lds, strict=True):
+        types = key.types[0], *key.types
+        for kind, shape, transpose, ld in zip(
+            types, shapes, (*key.transposes, False), key.lds, strict=True
+        ):
             shape = shape[::-1] if transpose else shape
-            self.layouts.append(Descriptor("MatrixLayout", Cuda.R_32F, *shape, ld))
+            self.layouts.append(Descriptor("MatrixLayout", kind, *shape, ld))
         self.algorithm: Any = None
 
     def point(self, bias: int, aux: int) -> None:
@@ -129,12 +139,13 @@ def matmul(
 
     Parameters
     ----------
-    a : (M, K) array of float32 of device cuda or sim; (K, M) if `transpose_a`
-    b : (K, N) array; (N, K) if `transpose_b`
-    out : (M, N) array
+    a : (M, K) array of device cuda or sim; (K, M) if `transpose_a`
+        Of float32, float16 or bfloat16.
+    b : (K, N) array of the same dtype; (N, K) if `transpose_b`
+    out : (M, N) array of the same dtype or of float32
         Rows of all three may be apart; elements of a row are consecutive.
     epilogue : Epilogue
-    bias : (N,) array of float32, for BGRADB (M,)
+    bias : (N,) array of the dtype of `out`, for BGRADB (M,)
         Read or written.
     aux : (M, words) array of uint32
         Bit n % 32 of word n // 32 is that of column n; rows are multiples of 128 bits apart.
@@ -169,7 +180,8 @@ def matmul(
     sim = xp.__name__ == "cupyrec.sim"
     key = _Key(
         -1 if sim else xp.cuda.Device().id,
-        columns, rows, inner, (bool(transpose_b), bool(transpose_a)),
+        columns, rows, inner, (_FLOATS[a.dtype], _FLOATS[out.dtype]),
+        (bool(transpose_b), bool(transpose_a)),
         tuple(_leading(name, x) for name, x in (("b", b), ("a", a), ("out", out))),
         epilogue, 32 * _leading("aux", aux) if aux is not None else 0,
         Cublas.COMPUTE_32F_FAST_TF32 if tf32 else Cublas.COMPUTE_32F,
@@ -194,8 +206,12 @@ def _device(given: dict[str, Any]) -> ModuleType:
     xp = arrays.namespace(_WHERE, *given.values())
     if xp is np:
         raise TypeError(f"{_WHERE}: arrays must be of device 'cuda' or 'sim', got 'cpu'.")
+    a, out = given["a"], given["out"]
+    errors.dtype(_WHERE, "a", a, *_FLOATS)
+    errors.dtype(_WHERE, "out", out, *dict.fromkeys((a.dtype, np.dtype(np.float32))))
+    dtypes = {"a": a.dtype, "b": a.dtype, "out": out.dtype, "bias": out.dtype, "aux": np.uint32}
     for name, x in given.items():
-        errors.dtype(_WHERE, name, x, np.uint32 if name == "aux" else np.float32)
+        errors.dtype(_WHERE, name, x, dtypes[name])
         arrays.check_current(_WHERE, name, x)
     return xp
 
@@ -348,6 +364,7 @@ def _plain(
     epilogue: Epilogue, bias: Any, aux: Any, alpha: float,
 ) -> None:  # fmt: skip
     """The same by array functions."""
+    a, b = a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
     a, b = a.T if transpose_a else a, b.T if transpose_b else b
     z = xp.matmul(a, b)
     if alpha != 1:

@@ -60,6 +60,8 @@ class Cuda(enum.IntEnum):
     """Of library_types.h, cudaDataType_t."""
 
     R_32F = 0
+    R_16F = 2
+    R_16BF = 14
 
 
 class Matrix(enum.IntEnum):

@@ -12,6 +12,7 @@ from cupyrec.cublaslt_library import Desc, HeuristicResult, Matrix, Status, libr
 
 f32, u32 = np.float32, np.uint32
 SHAPES = oracle.covering((0, 1, 3, 17, 127), (0, 1, 13, 130), (0, 1, 16, 257))
+TYPES = [(f32, f32), *((t, t) for t in arrays.HALVES), *((t, f32) for t in arrays.HALVES)]
 FORWARD = {"BIAS", "RELU_BIAS", "RELU_AUX_BIAS"}
 
 
@@ -31,7 +32,7 @@ def bits(mask, columns):
 class Case:
     """Arguments of a matmul on a device, and what must come of them."""
 
-    def __init__(self, xp, epilogue, sizes, transposes=(False, False), alpha=1.0):
+    def __init__(self, xp, epilogue, sizes, transposes=(False, False), alpha=1.0, types=(f32, f32)):
         m, n, k = sizes
         self.xp, self.epilogue = xp, Epilogue[epilogue]
         self.options = dict(epilogue=self.epilogue, alpha=alpha)
@@ -51,12 +52,12 @@ class Case:
         sums = {"DRELU_BGRAD": z.sum(axis=0), "BGRADA": np.float64(b).sum(axis=0)}
         self.sums = sums | {"BGRADB": np.float64(a).sum(axis=1)}
         a, b = (x.T.copy() if t else x for x, t in zip((a, b), transposes, strict=True))
-        self.a, self.b = xp.asarray(a), xp.asarray(b)
-        self.out = xp.empty((m, n), f32)
+        self.a, self.b = (xp.asarray(x.astype(types[0])) for x in (a, b))
+        self.out = xp.empty((m, n), types[1])
         if epilogue in FORWARD:
-            self.options["bias"] = xp.asarray(bias)
+            self.options["bias"] = xp.asarray(bias.astype(types[1]))
         elif "BGRAD" in epilogue:
-            self.options["bias"] = xp.empty(m if epilogue == "BGRADB" else n, f32)
+            self.options["bias"] = xp.empty(m if epilogue == "BGRADB" else n, types[1])
         words = np.packbits(live, axis=1, bitorder="little").view(u32)
         if epilogue.startswith("DRELU"):
             self.options["aux"] = xp.asarray(words)
@@ -65,9 +66,11 @@ class Case:
 
     def check(self):
         matmul(self.a, self.b, self.out, **self.options)
-        oracle.check_exact(arrays.to_host(self.out), self.z)
+        kind = self.out.dtype  # what is exact in float32 is rounded once
+        oracle.check_exact(arrays.to_host(self.out), self.z.astype(kind).astype(np.float64))
         if self.epilogue.name in self.sums:
-            oracle.check_exact(arrays.to_host(self.options["bias"]), self.sums[self.epilogue.name])
+            sums = self.sums[self.epilogue.name].astype(kind).astype(np.float64)
+            oracle.check_exact(arrays.to_host(self.options["bias"]), sums)
         if self.epilogue is Epilogue.RELU_AUX_BIAS:
             mask = arrays.to_host(self.options["aux"])
             told = self.before != 0  # at 0 the bit is cublasLt's own
@@ -75,11 +78,12 @@ class Case:
             np.testing.assert_array_equal(live[told], self.before[told] > 0)
 
 
+@pytest.mark.parametrize("types", TYPES, ids=str)
 @pytest.mark.parametrize("epilogue", Epilogue.__members__)
-def test_integer_data_is_exact(xp, epilogue):
+def test_integer_data_is_exact(xp, epilogue, types):
     for i, sizes in enumerate(SHAPES):
         transposes = i % 2 == 1, i % 3 == 1
-        case = Case(xp, epilogue, sizes, transposes, alpha=2.0)
+        case = Case(xp, epilogue, sizes, transposes, alpha=2.0, types=types)
         # As NVIDIA's own Python binding says: a GPU takes the detour then.
         one_term = sizes[2] == 1 and epilogue in ("DRELU", "DRELU_BGRAD", "BGRADA", "BGRADB")
         narrow = 1 in sizes[:2] and epilogue in ("BGRADA", "BGRADB")
@@ -92,14 +96,17 @@ def test_integer_data_is_exact(xp, epilogue):
         assert not cublaslt.refused
 
 
+@pytest.mark.parametrize("types", TYPES, ids=str)
 @pytest.mark.parametrize("epilogue", Epilogue.__members__)
-def test_plain_gemm_gives_the_same_and_is_warned_of_once(xp, epilogue, monkeypatch, caplog):
+def test_plain_gemm_gives_the_same_and_is_warned_of_once(xp, epilogue, types, monkeypatch, caplog):
     monkeypatch.setattr(cublaslt, "_simulate", lambda *arguments: False)
     monkeypatch.setattr(cublaslt, "_run", lambda *arguments: False)
     with caplog.at_level(logging.WARNING, "cupyrec"):
         for _ in range(3):
-            Case(xp, epilogue, (17, 130, 13), (True, False), alpha=2.0).check()
-    what = f"{epilogue} of NT 130 x 17 x 13, ld (130, 17, 130)"
+            Case(xp, epilogue, (17, 130, 13), (True, False), alpha=2.0, types=types).check()
+    names = {"float32": "R_32F", "float16": "R_16F", "bfloat16": "R_16BF"}
+    kinds = " to ".join(dict.fromkeys(names[np.dtype(t).name] for t in types))
+    what = f"{epilogue} of NT 130 x 17 x 13, ld (130, 17, 130), {kinds}"
     text = f"cublasLt refuses {what}: a plain GEMM runs instead."
     assert [r.getMessage() for r in caplog.records] == [text]
     assert list(cublaslt.refused.values()) == [3]
@@ -181,8 +188,8 @@ def test_what_the_simulator_does_is_read_back(sim):
     operands = case.b, case.a, case.out
     matmul(case.a, case.b, case.out, **case.options)
     key = cublaslt._Key(
-        -1, 7, 5, 3, (False, False), (7, 3, 7), Epilogue.BIAS, 0, cublaslt.Cublas.COMPUTE_32F,
-        (256,) * 5,
+        -1, 7, 5, 3, (cublaslt.Cuda.R_32F,) * 2, (False, False), (7, 3, 7), Epilogue.BIAS, 0,
+        cublaslt.Cublas.COMPUTE_32F, (256,) * 5,
     )  # fmt: skip
     plan = cublaslt._plan(key)
     for change, expected in (
@@ -255,7 +262,7 @@ def refusals():
         ),
         (
             {"a": lambda xp: xp.ones((5, 3), float)}, {}, TypeError,
-            "'a' must be float32, got float64.",
+            "'a' must be float32 or float16 or bfloat16, got float64.",
         ),
         (
             {"out": lambda xp: ones(xp, 7, 5)}, {}, ValueError,
@@ -390,8 +397,8 @@ def test_what_the_gpu_refuses_runs_as_a_plain_gemm(sim, gpu, answer):
 @pytest.mark.parametrize(
     ("answer", "what"),
     [
-        ({"heuristic_status": 13}, "the heuristic for BIAS of NN 7 x 5 x 3, ld (7, 3, 7)"),
-        ({"matmul_status": 13}, "cublasLtMatmul of BIAS of NN 7 x 5 x 3, ld (7, 3, 7)"),
+        ({"heuristic_status": 13}, "the heuristic for BIAS of NN 7 x 5 x 3, ld (7, 3, 7), R_32F"),
+        ({"matmul_status": 13}, "cublasLtMatmul of BIAS of NN 7 x 5 x 3, ld (7, 3, 7), R_32F"),
     ],
     ids=["heuristic", "matmul"],
 )

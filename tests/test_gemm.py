@@ -124,7 +124,26 @@ def layouts(case, **changes):
 REFUSALS = [
     (
         "DEFAULT", lambda c: layouts(c, a={"type": "R_16F"}),
-        "NOT_SUPPORTED", "A must be R_32F like the compute type, got R_16F",
+        "NOT_SUPPORTED", "B must be R_16F, got R_32F",
+    ),
+    (
+        "DEFAULT", lambda c: layouts(c, a={"type": "R_8I"}),
+        "NOT_SUPPORTED", "A must be R_32F or R_16F or R_16BF, got R_8I",
+    ),
+    (
+        "DEFAULT", lambda c: layouts(c, d={"type": "R_16F"}),
+        "NOT_SUPPORTED", "D must be R_32F, got R_16F",
+    ),
+    (
+        "DEFAULT",
+        lambda c: layouts(c, a={"type": "R_16F"}, b={"type": "R_16F"}, d={"type": "R_16BF"}),
+        "NOT_SUPPORTED", "D must be R_16F or R_32F, got R_16BF",
+    ),
+    (
+        "DEFAULT",
+        lambda c: layouts(c, a={"type": "R_16F"}, b={"type": "R_16F"})
+        | {"compute": "COMPUTE_32F_FAST_TF32"},
+        "NOT_SUPPORTED", "COMPUTE_32F_FAST_TF32 needs A of R_32F, got R_16F",
     ),
     (
         "DEFAULT", lambda c: layouts(c, d={"order": "ORDER_ROW"}),

@@ -4,7 +4,8 @@
 
 The epilogues, in their order: BIAS adds a vector of m to each column, RELU is max(x, 0), AUX keeps
 a bit a unit, 1 where x > 0; DRELU sets units without bit to 0, BGRAD sums what is left over the
-columns. BGRADA sums op(A) over k, BGRADB op(B). What the documentation leaves open is the worst
+columns. BGRADA sums op(A) over k, BGRADB op(B). Vectors have the type of D. Products of 16-bit types
+are summed in float32, and so are gradients of vectors; each result is rounded once. What the documentation leaves open is the worst
 here: bits of the mask are 1 at 0 and NaN and beyond m, words beyond those stay unwritten. That some
 epilogues need more than one row, column or term stands in NVIDIA's nvmath-python.
 """
@@ -13,17 +14,20 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyrec import cpu
+from cupyrec import arrays, cpu
 from cupyrec.sim.heap import Allocation, the_heap
 
 __all__ = ["Layout", "MatmulFault", "Problem", "execute", "refusals"]
 
 _INVALID, _UNSUPPORTED = "STATUS_INVALID_VALUE", "STATUS_NOT_SUPPORTED"
 _LARGEST = 2**31 - 1  # "usually only values that can be expressed as int32_t are supported"
+_TYPES = dict(
+    zip(("R_32F", "R_16F", "R_16BF"), (np.dtype(np.float32), *arrays.HALVES), strict=True)
+)
 _MASK = 128  # bits that a leading dimension of a mask is a multiple of
 _EPILOGUES = {
     "DEFAULT", "RELU", "RELU_AUX", "BIAS", "RELU_BIAS", "RELU_AUX_BIAS",
@@ -47,6 +51,11 @@ class Layout(NamedTuple):
     columns: int
     ld: int
     batch: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return _TYPES[self.type].itemsize if self.type in _TYPES else 4
 
 
 class Problem(NamedTuple):
@@ -76,8 +85,10 @@ def refusals(problem: Problem) -> Iterator[tuple[str, str]]:
     for name, layout in zip("ABD", problem.layouts, strict=True):
         shape = layout.rows, layout.columns
         shapes.append(shape)
-        if layout.type != "R_32F":
-            yield _UNSUPPORTED, f"{name} must be R_32F like the compute type, got {layout.type}"
+        types = [problem.layouts[0].type, *(["R_32F"] if name == "D" else [])]
+        if layout.type not in _TYPES or layout.type not in types:
+            allowed = " or ".join(_TYPES if name == "A" else dict.fromkeys(types))
+            yield _UNSUPPORTED, f"{name} must be {allowed}, got {layout.type}"
         if layout.order != "ORDER_COL":
             yield _UNSUPPORTED, f"{name} must be column-major, got {layout.order}"
         if layout.batch != 1:
@@ -104,9 +115,11 @@ def refusals(problem: Problem) -> Iterator[tuple[str, str]]:
             f"compute and scale type must be COMPUTE_32F or COMPUTE_32F_FAST_TF32 and R_32F, "
             f"got {problem.compute} and {problem.scale}",
         )
+    if "TF32" in problem.compute and problem.layouts[0].type != "R_32F":
+        yield _UNSUPPORTED, f"{problem.compute} needs A of R_32F, got {problem.layouts[0].type}"
     yield from _epilogue_refusals(problem)
-    for name, address in zip("ABD", problem.addresses, strict=True):
-        if address == 0 or address % 4:
+    for name, address, layout in zip("ABD", problem.addresses, problem.layouts, strict=True):
+        if address == 0 or address % layout.itemsize:
             yield _INVALID, f"{name} must be aligned to its elements, got address {address:#x}"
 
 
@@ -114,7 +127,8 @@ def _epilogue_refusals(problem: Problem) -> Iterator[tuple[str, str]]:
     epilogue = problem.epilogue
     if epilogue not in _EPILOGUES:
         yield _UNSUPPORTED, f"the epilogue must be one of {sorted(_EPILOGUES)}, got {epilogue}"
-    if ("BIAS" in epilogue or "BGRAD" in epilogue) and (problem.bias == 0 or problem.bias % 4):
+    apart = problem.bias % problem.layouts[2].itemsize
+    if ("BIAS" in epilogue or "BGRAD" in epilogue) and (problem.bias == 0 or apart):
         yield _INVALID, f"{epilogue} needs an aligned bias pointer, got {problem.bias:#x}"
     m, n, k = problem.sizes
     if k == 1 and ("DRELU" in epilogue or epilogue in _BGRAD):
@@ -147,18 +161,23 @@ def execute(problem: Problem) -> None:
     """
     m, n, _ = problem.sizes
     epilogue = problem.epilogue
-    access = _Access()
+    access, kind = _Access(), _TYPES[problem.layouts[2].type]
     a, b = (
-        access.reads(name, address, (layout.columns, layout.rows), 4 * layout.ld)
+        access.reads(
+            name, address, (layout.columns, layout.rows), layout.itemsize * layout.ld,
+            _TYPES[layout.type],
+        )
         for name, address, layout in zip("AB", problem.addresses, problem.layouts, strict=False)
-    )
+    )  # fmt: skip
     row_bytes = -(-m // 32) * 4
     mask = (problem.aux, (n, row_bytes), problem.aux_ld // 8)
     if "DRELU" in epilogue:
         live = access.reads("aux", *mask, dtype=np.uint8)
     if "BIAS" in epilogue:
-        bias = access.reads("bias", problem.bias, (1, m), 4 * m)[0]
-    d = access.writes("D", problem.addresses[2], (n, m), 4 * problem.layouts[2].ld)
+        bias = access.reads("bias", problem.bias, (1, m), kind.itemsize * m, kind)[0]
+    d = access.writes(
+        "D", problem.addresses[2], (n, m), kind.itemsize * problem.layouts[2].ld, kind
+    )
     # Row-major from here on: the transposes of A, B and D.
     a, b = (
         _rounded(x, problem.compute).T if transpose != "OP_N" else _rounded(x, problem.compute)
@@ -168,7 +187,7 @@ def execute(problem: Problem) -> None:
         z = np.matmul(b, a)
         z *= np.float32(problem.alpha)
         if "BIAS" in epilogue:
-            z += bias
+            z += bias.astype(np.float32)
         if "AUX" in epilogue:
             bits = np.ones((n, 8 * row_bytes), bool)
             bits[:, :m] = ~(z < 0)  # as in CUTLASS; nothing says what cublasLt has at 0 and NaN
@@ -181,13 +200,15 @@ def execute(problem: Problem) -> None:
         if "BGRAD" in epilogue:
             sums = {"BGRADA": lambda: a.sum(axis=0), "BGRADB": lambda: b.sum(axis=1)}
             gradient = sums.get(epilogue, lambda: z.sum(axis=0))()
-            out = access.writes("bias", problem.bias, (1, gradient.size), 4 * gradient.size)
+            size = kind.itemsize * gradient.size
+            out = access.writes("bias", problem.bias, (1, gradient.size), size, kind)
             out[0] = gradient
-    d[...] = z
+        d[...] = z
 
 
 def _rounded(x: np.ndarray, compute: str) -> np.ndarray:
-    """TF32 keeps 10 bits of the fraction."""
+    """What tensor cores see, as float32. TF32 keeps 10 bits of the fraction."""
+    x = x.astype(np.float32, copy=False)
     if compute != "COMPUTE_32F_FAST_TF32":
         return x
     return ((x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
@@ -201,7 +222,7 @@ class _Access:
         self.seen: list[tuple[str, int, int]] = []
 
     def reads(
-        self, name: str, address: int, shape: tuple[int, int], stride: int, dtype: type = np.float32
+        self, name: str, address: int, shape: tuple[int, int], stride: int, dtype: Any = np.float32
     ) -> np.ndarray:
         where, written = self._place(name, address, shape, stride, dtype)
         if not written.all():
@@ -209,7 +230,7 @@ class _Access:
         return where
 
     def writes(
-        self, name: str, address: int, shape: tuple[int, int], stride: int, dtype: type = np.float32
+        self, name: str, address: int, shape: tuple[int, int], stride: int, dtype: Any = np.float32
     ) -> np.ndarray:
         for other, start, end in self.seen:
             if address < end and start < self._end(address, shape, stride, dtype):
@@ -219,7 +240,7 @@ class _Access:
         return where
 
     def _place(
-        self, name: str, address: int, shape: tuple[int, int], stride: int, dtype: type
+        self, name: str, address: int, shape: tuple[int, int], stride: int, dtype: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         """(rows, columns) of `dtype`, `stride` bytes a row, and whether each byte is written."""
         end = self._end(address, shape, stride, dtype)
@@ -239,5 +260,5 @@ class _Access:
         )
 
     @staticmethod
-    def _end(address: int, shape: tuple[int, int], stride: int, dtype: type) -> int:
+    def _end(address: int, shape: tuple[int, int], stride: int, dtype: Any) -> int:
         return address + stride * (shape[0] - 1) + shape[1] * np.dtype(dtype).itemsize
