@@ -4,8 +4,8 @@ cublasLt is column-major, and a row-major array is a column-major view of its tr
 ``out = a @ b`` is asked for as ``out.T = b.T @ a.T``. So A is our `b` and B our `a`, D has our
 columns as its rows, and a bias "of D's rows" is one value a column of ours.
 
-Matrices are of float32, or of float16 or bfloat16, whose products are summed in float32 and come out
-in either type.
+Matrices are of float32, or of float16 or bfloat16, whose products are summed in float32 and come
+out in either type.
 
 Descriptors are made by the library on every device, it needs no GPU for that. On ``sim`` they are
 read back and `cupyrec.sim.gemm` does what they say. What the library can't do on a GPU runs as a

@@ -4,8 +4,8 @@
 
 The epilogues, in their order: BIAS adds a vector of m to each column, RELU is max(x, 0), AUX keeps
 a bit a unit, 1 where x > 0; DRELU sets units without bit to 0, BGRAD sums what is left over the
-columns. BGRADA sums op(A) over k, BGRADB op(B). Vectors have the type of D. Products of 16-bit types
-are summed in float32, and so are gradients of vectors; each result is rounded once. What the documentation leaves open is the worst
+columns. BGRADA sums op(A) over k, BGRADB op(B). Vectors have the type of D. What is of 16 bits is
+widened to float32, summed in it, and rounded once. What the documentation leaves open is the worst
 here: bits of the mask are 1 at 0 and NaN and beyond m, words beyond those stay unwritten. That some
 epilogues need more than one row, column or term stands in NVIDIA's nvmath-python.
 """
@@ -16,18 +16,20 @@ import bisect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
-from cupyrec import arrays, cpu
+from cupyrec import cpu
 from cupyrec.sim.heap import Allocation, the_heap
 
 __all__ = ["Layout", "MatmulFault", "Problem", "execute", "refusals"]
 
 _INVALID, _UNSUPPORTED = "STATUS_INVALID_VALUE", "STATUS_NOT_SUPPORTED"
 _LARGEST = 2**31 - 1  # "usually only values that can be expressed as int32_t are supported"
-_TYPES = dict(
-    zip(("R_32F", "R_16F", "R_16BF"), (np.dtype(np.float32), *arrays.HALVES), strict=True)
-)
+_TYPES = {
+    "R_32F": np.dtype(np.float32), "R_16F": np.dtype(np.float16),
+    "R_16BF": np.dtype(ml_dtypes.bfloat16),
+}  # fmt: skip
 _MASK = 128  # bits that a leading dimension of a mask is a multiple of
 _EPILOGUES = {
     "DEFAULT", "RELU", "RELU_AUX", "BIAS", "RELU_BIAS", "RELU_AUX_BIAS",
