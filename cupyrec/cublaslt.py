@@ -326,8 +326,12 @@ def _simulate(xp: ModuleType, plan: _Plan, alpha: float, addresses: list[int]) -
     problem = _read(plan, alpha, addresses)
     for status, rule in gemm.refusals(problem):
         raise CublasLtError(f"{_WHERE}: {rule} (CUBLAS_{status}).")
-    xp.recorder.launched(xp.recorder.Launch("cublaslt.matmul"))
-    gemm.execute(problem)
+
+    def work() -> None:
+        xp.recorder.launched(xp.recorder.Launch("cublaslt.matmul"))
+        gemm.execute(problem)
+
+    xp.cuda.submit(work)
     return True
 
 

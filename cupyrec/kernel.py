@@ -290,17 +290,21 @@ class Kernel:
         self, values: tuple, grid: tuple[int, ...], geometry: Geometry, macros: Mapping[str, object]
     ) -> None:
         sim = sys.modules["cupyrec.sim"]  # there, since its arrays are
-        arch, seed = sim.recorder.scheduled()
-        text = self.ptx(arch, macros)
-        result = sim.run(
-            text, self.name, grid, geometry.block, values, seed=seed, shared=geometry.shared
-        )
-        launch = sim.recorder.Launch(
-            self.name, grid, geometry.block, geometry.shared, text, result, self.file
-        )
-        sim.recorder.launched(launch)
-        if result.faults:
-            raise KernelFault("\n".join(str(fault) for fault in result.faults))
+
+        def work() -> None:
+            arch, seed = sim.recorder.scheduled()
+            text = self.ptx(arch, macros)
+            result = sim.run(
+                text, self.name, grid, geometry.block, values, seed=seed, shared=geometry.shared
+            )
+            launch = sim.recorder.Launch(
+                self.name, grid, geometry.block, geometry.shared, text, result, self.file
+            )
+            sim.recorder.launched(launch)
+            if result.faults:
+                raise KernelFault("\n".join(str(fault) for fault in result.faults))
+
+        sim.cuda.submit(work)
 
     def _function(self, macros: Mapping[str, object]) -> tuple[Any, int]:
         """The compiled kernel on CuPy's current device, and how much shared memory it may take."""

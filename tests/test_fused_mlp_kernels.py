@@ -211,3 +211,18 @@ def test_one_output_or_row_goes_without_what_cublaslt_refuses(sim):
         names = [launch.name for launch in seen.launches]
         assert names.count("sum") == 1
         assert names.count("relu_dropout_backward") == (sizes[-1] == 1)
+
+
+def test_weight_gradients_go_to_the_second_stream(sim, monkeypatch):
+    main, seen = sim.cuda.get_current_stream(), []
+    submit = sim.cuda.submit
+
+    def spy(work):
+        seen.append(sim.cuda.get_current_stream() is main)
+        submit(work)
+
+    x, weights, biases, dy = data(oracle.normals, 17, (13, 64, 130, 5))
+    monkeypatch.setattr(sim.cuda, "submit", spy)
+    run(sim, x, weights, biases, dy, linear_output=True)
+    assert seen == [True] * 3 + [False, True] * 3
+    assert sim.cuda.get_current_stream() is main

@@ -12,7 +12,7 @@ columns where rows are few. Matmuls are BLAS calls of one thread each, on blocks
 
 On a GPU a layer is one matmul of cublasLt, and one kernel more where there is dropout: bias, ReLU
 and mask, and in the backward pass the mask, 1 / (1 - rate) and bias gradient of the layer below,
-are part of it.
+are part of it. Gradients of weights are a second stream's, beside those of the layers below.
 """
 
 from __future__ import annotations
@@ -166,30 +166,37 @@ class _FusedMLPOnDevice(Function):
         if not self.linear_output:
             dz = relu_dropout_backward(dz, self.masks[last], self.dropouts[last])
         summed = False  # whether the bias gradient of this layer has come with its dz
-        for i in reversed(range(last + 1)):
-            weight, epilogue, bias = self.weights[i], Epilogue.DEFAULT, None
-            if not summed and min(len(dz), *weight.shape) > 1:
-                epilogue, bias = Epilogue.BGRADB, dbiases[i]
-            elif not summed:  # which cublasLt doesn't do for one row or column
-                dz.sum(axis=0, out=dbiases[i])
-            matmul(dz, self.x[i], dweights[i], transpose_a=True, epilogue=epilogue, bias=bias)
-            if i == 0:
-                if self.needs[0]:
-                    dx = xp.empty(self.x[0].shape, np.float32)
-                    matmul(dz, weight, dx)
-                break
-            below, dropout = xp.empty(self.x[i].shape, np.float32), self.dropouts[i - 1]
-            summed = len(weight) > 1
-            if summed:
-                matmul(
-                    dz, weight, below, alpha=dropout.scale,
-                    epilogue=Epilogue.DRELU_BGRAD, bias=dbiases[i - 1], aux=self.masks[i - 1],
-                )  # fmt: skip
-            else:  # nor this for a sum of one term
-                matmul(dz, weight, below)
-                below = relu_dropout_backward(below, self.masks[i - 1], dropout)
-            dz = below
+        with arrays.second_stream(xp) as second:
+            for i in reversed(range(last + 1)):
+                with second(dz):
+                    self._weight_gradient(i, dz, dweights[i], None if summed else dbiases[i])
+                weight = self.weights[i]
+                if i == 0:
+                    if self.needs[0]:
+                        dx = xp.empty(self.x[0].shape, np.float32)
+                        matmul(dz, weight, dx)
+                    break
+                below, dropout = xp.empty(self.x[i].shape, np.float32), self.dropouts[i - 1]
+                summed = len(weight) > 1
+                if summed:
+                    matmul(
+                        dz, weight, below, alpha=dropout.scale,
+                        epilogue=Epilogue.DRELU_BGRAD, bias=dbiases[i - 1], aux=self.masks[i - 1],
+                    )  # fmt: skip
+                else:  # which cublasLt doesn't do for a sum of one term
+                    matmul(dz, weight, below)
+                    below = relu_dropout_backward(below, self.masks[i - 1], dropout)
+                dz = below
         return (dx, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
+
+    def _weight_gradient(self, i, dz, dweight, dbias):
+        """Write the gradient of a weight, and of its bias unless that is there already."""
+        epilogue, bias = Epilogue.DEFAULT, None
+        if dbias is not None and min(len(dz), *dweight.shape) > 1:
+            epilogue, bias = Epilogue.BGRADB, dbias
+        elif dbias is not None:  # which cublasLt doesn't do for one row or column
+            dz.sum(axis=0, out=dbias)
+        self.matmul(dz, self.x[i], dweight, transpose_a=True, epilogue=epilogue, bias=bias)
 
 
 def fused_mlp(

@@ -7,6 +7,7 @@ sectors, bank conflicts and instructions, which are the same on every run.
 The package is also the array module of the device ``sim``, with NumPy's and CuPy's names.
 """
 
+from cupyrec.sim import cuda
 from cupyrec.sim.array import FUNCTIONS, array, asarray, asnumpy, empty, ndarray
 from cupyrec.sim.launch import Result, run
 from cupyrec.sim.machine import Fault
@@ -14,8 +15,8 @@ from cupyrec.sim.ptx import PtxError
 from cupyrec.sim.recorder import Record, record, schedule
 
 __all__ = [
-    "FUNCTIONS", "Fault", "PtxError", "Record", "Result", "array", "asarray", "asnumpy", "empty",
-    "ndarray", "record", "run", "schedule",
+    "FUNCTIONS", "Fault", "PtxError", "Record", "Result", "array", "asarray", "asnumpy", "cuda",
+    "empty", "ndarray", "record", "run", "schedule",
 ]  # fmt: skip
 
 globals().update(FUNCTIONS)  # where, exp, …
