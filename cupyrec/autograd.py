@@ -15,8 +15,9 @@ import numpy as np
 
 from cupyrec import arrays
 
-__all__ = ["Function", "Tensor", "is_recording", "no_grad", "record"]
+__all__ = ["Function", "Tensor", "is_recording", "no_grad", "record", "unit_gradient"]
 
+_units: dict[tuple, Any] = {}  # by device, GPU, shape and dtype
 _recording = contextvars.ContextVar("recording", default=True)  # each thread has its own
 
 
@@ -197,7 +198,7 @@ class Tensor:
                 raise ValueError(
                     f"backward: without 'grad' one element is needed, got {self.shape}."
                 )
-            grad = np.ones_like(self.data)
+            grad = unit_gradient(self.data)
         xp = arrays.namespace("backward", self.data)
         grad = xp.asarray(grad, self.dtype)
         if grad.shape != self.shape:
@@ -321,6 +322,26 @@ def is_recording() -> bool:
     True
     """
     return _recording.get()
+
+
+def unit_gradient(like: Any) -> Any:
+    """Return the gradient that `Tensor.backward` begins with by default: 1, shaped as `like`.
+
+    On a device it is always the same array, so that no kernel has to write it, and a node knows by
+    ``grad is unit_gradient(grad)`` that there is nothing to multiply by. Nobody may write to it.
+
+    Examples
+    --------
+    >>> unit_gradient(np.zeros((), np.float32))
+    array(1., dtype=float32)
+    """
+    device = arrays.device(like)
+    if device == "cpu":
+        return np.ones_like(like)
+    key = (device, like.device if device == "cuda" else None, like.shape, like.dtype)
+    if key not in _units:
+        _units[key] = np.ones_like(like)
+    return _units[key]
 
 
 @contextlib.contextmanager

@@ -1,18 +1,19 @@
-// What: loss = 1/total * sum over b of  max(z, 0) - z * y + log(1 + exp(-|z|)); dz = (sigmoid(z)
-//   - y) * grad / total, where grad is one number on the device.
+// What: loss = 1/total * sum over b of  max(z, 0) - z * y + log(1 + exp(-|z|)), and, unless it is
+//   null, dz = (sigmoid(z) - y) / total.
 // Who does what: blocks of 128 threads, two consecutive samples a thread, loaded VECTOR at a
-//   time. bce_loss: terms in float32, their sums in float64: within a block by shuffles, then
-//   over its warps in order; a grid of one block writes the loss, others a part each.
-//   bce_add_parts: one block of 128 threads, each adding every 128th part.
-// Assumes: z, y and dz are aligned to 4 * VECTOR bytes; VECTOR divides 2. total > 0.
-// Moves: forward 8 B bytes read and 8 a block written and read again (0.8 %); backward 8 B bytes
-//   read, 4 B written.
+//   time. Terms are float32, their sums float64: within a block by shuffles, then over its warps in
+//   order. A grid of one block writes the loss; others a part each, which the last block to come
+//   there adds up, each thread every 128th.
+// Assumes: z, y and dz are aligned to 4 * VECTOR bytes; VECTOR divides 2. total > 0. The counter is
+//   0.
+// Moves: 8 B bytes read, 4 B written with dz; 8 a block written and read again (0.5 to 0.8 %).
 // Tried: terms in float64: 371 instructions a warp instead of 215, most in double precision, and
 //   36 registers instead of 25, for a loss that is rounded to float32 in the end; with terms in
 //   float32 it is within an ulp. At B = 65,536 an SM has 4 KB of input and 496 samples, so that
 //   no cut fills a wave of 2,048 threads: 256 blocks give each of 132 SMs one or two, all their
 //   loads in flight at once. Larger batches have 32 KB an SM in flight (one sample a thread: 16).
 #include "block_sum.cuh"
+#include "last_block.cuh"
 
 namespace {
 
@@ -43,7 +44,8 @@ __device__ __forceinline__ float slope(float z, float y) {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(128)
-    bce_loss(const float* z, const float* y, int64_t n, double total, double* parts, float* loss) {
+    bce_with_logits(const float* z, const float* y, int64_t n, double total, double* parts,
+                    uint32_t* counter, float* loss, float* dz) {
     const int64_t i = thread_number() * SAMPLES;
     const Floats<SAMPLES> logit = some(z, i, n), label = some(y, i, n);
     double sum = 0;
@@ -51,39 +53,27 @@ extern "C" __global__ void __launch_bounds__(128)
     for (int j = 0; j < SAMPLES; ++j) {
         if (i + j < n) sum += term(logit.at[j], label.at[j]);
     }
-    sum = block_sum<THREADS>(sum);
-    if (threadIdx.x > 0) return;
-    if (gridDim.x == 1) {
-        *loss = static_cast<float>(sum / total);
-    } else {
-        parts[blockIdx.x] = sum;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(128)
-    bce_add_parts(const double* parts, int64_t n, double total, float* loss) {
-    double sum = 0;
-    for (int64_t i = threadIdx.x; i < n; i += THREADS) sum += parts[i];
-    sum = block_sum<THREADS>(sum);
-    if (threadIdx.x == 0) *loss = static_cast<float>(sum / total);
-}
-
-extern "C" __global__ void __launch_bounds__(128)
-    bce_gradient(const float* z, const float* y, const float* grad, float total, int64_t n,
-                 float* dz) {
-    const int64_t i = thread_number() * SAMPLES;
-    if (i >= n) return;
-    const Floats<SAMPLES> logit = some(z, i, n), label = some(y, i, n);
-    const float factor = *grad / total;
-    Floats<SAMPLES> gradient;
+    if (dz) {
+        const float factor = 1.0f / static_cast<float>(total);
+        Floats<SAMPLES> gradient;
 #pragma unroll
-    for (int j = 0; j < SAMPLES; ++j) gradient.at[j] = slope(logit.at[j], label.at[j]) * factor;
-    if (VECTOR == SAMPLES && i + SAMPLES <= n) {
-        store(dz + i, gradient);
-    } else {
+        for (int j = 0; j < SAMPLES; ++j) gradient.at[j] = slope(logit.at[j], label.at[j]) * factor;
+        if (VECTOR == SAMPLES && i + SAMPLES <= n) {
+            store(dz + i, gradient);
+        } else {
 #pragma unroll
-        for (int j = 0; j < SAMPLES; ++j) {
-            if (i + j < n) dz[i + j] = gradient.at[j];
+            for (int j = 0; j < SAMPLES; ++j) {
+                if (i + j < n) dz[i + j] = gradient.at[j];
+            }
         }
     }
+    sum = block_sum<THREADS>(sum);
+    if (gridDim.x > 1) {
+        if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+        if (!last_block(counter, gridDim.x)) return;
+        sum = 0;
+        for (int64_t part = threadIdx.x; part < gridDim.x; part += THREADS) sum += parts[part];
+        sum = block_sum<THREADS>(sum);
+    }
+    if (threadIdx.x == 0) *loss = static_cast<float>(sum / total);
 }

@@ -32,7 +32,7 @@ from kernel_inputs import (
 )
 from optimizer_cases import HISTORY, OPTIMIZERS
 
-from cupyrec.autograd import Tensor
+from cupyrec.autograd import Tensor, unit_gradient
 from cupyrec.ops import (
     bags,
     bce_with_logits,
@@ -364,8 +364,8 @@ def _logits(xp: ModuleType, batch: int, samples: int) -> tuple[Any, Any, str]:
     return z, xp.asarray((np.resize(normals(), (n, 1)) > 0.7).astype(np.float32)), f"B={n}"
 
 
-@case("bce_forward")
-def _bce_forward(xp: ModuleType, batch: int, width: int, samples: int = 0) -> Work:
+@case("bce")
+def _bce(xp: ModuleType, batch: int, width: int, samples: int = 0) -> Work:
     z, y, shape = _logits(xp, batch, samples)
     return Work(
         lambda: (bce_with_logits.bce_with_logits(z, y),), 8 * z.size + 4, shape, {"B": FULL_BATCH},
@@ -373,14 +373,17 @@ def _bce_forward(xp: ModuleType, batch: int, width: int, samples: int = 0) -> Wo
     )  # fmt: skip
 
 
-@case("bce_backward")
-def _bce_backward(xp: ModuleType, batch: int, width: int, samples: int = 0) -> Work:
+@case("bce_and_gradient")
+def _bce_and_gradient(xp: ModuleType, batch: int, width: int, samples: int = 0) -> Work:
     z, y, shape = _logits(xp, batch, samples)
-    node = bce_with_logits.bce_with_logits(Tensor(z, requires_grad=True), y)._node
-    grad = xp.ones((), np.float32)
+
+    def call() -> tuple:
+        loss = bce_with_logits.bce_with_logits(Tensor(z, requires_grad=True), y)
+        return loss.data, loss._node.backward(unit_gradient(loss.data))[0]
+
     return Work(
-        lambda: (node.backward(grad)[0],), 12 * z.size + 4, shape, {"B": FULL_BATCH},
-        naive=lambda: (naive.bce_backward(xp, z, y),),
+        call, 12 * z.size + 4, shape, {"B": FULL_BATCH},
+        naive=lambda: (naive.bce(xp, z, y), naive.bce_backward(xp, z, y)),
     )  # fmt: skip
 
 

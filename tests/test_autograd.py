@@ -6,7 +6,7 @@ import oracle
 import pytest
 
 from cupyrec import Tensor, exp, no_grad
-from cupyrec.autograd import Function, is_recording, record
+from cupyrec.autograd import Function, is_recording, record, unit_gradient
 
 
 def leaf(*values):
@@ -348,3 +348,19 @@ def test_no_grad_is_of_its_thread():
     thread.join(30)
     assert seen == [False, True]
     assert is_recording()
+
+
+def test_backward_begins_with_one_array_for_all_on_a_device(sim):
+    """Whoever writes to a gradient that a leaf got must not change it."""
+    for data in (sim.full((), 3.0, np.float32), sim.full((1, 1), 3.0, np.float32)):
+        unit = unit_gradient(data)
+        assert (unit.shape, unit.dtype, unit.item()) == (data.shape, np.float32, 1)
+        x = Tensor(data, requires_grad=True)
+        with sim.record() as seen:
+            x.backward()
+            x.backward()
+        assert "ones_like" not in [launch.name for launch in seen.launches]
+        x.grad *= 5
+        assert x.grad.item() == 10
+        assert unit_gradient(data) is unit
+        assert unit.item() == 1

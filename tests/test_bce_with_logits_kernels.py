@@ -3,6 +3,7 @@ import oracle
 import pytest
 
 from cupyrec import Tensor, arrays, bce_with_logits
+from cupyrec.autograd import unit_gradient
 from cupyrec.ops import bce_with_logits as op
 
 f32 = np.float32
@@ -125,27 +126,32 @@ def test_same_bits_in_any_order(xp):
     oracle.check_thread_order(xp, lambda: run(xp, logits, labels))
 
 
-def test_what_moves():
-    sim = arrays.module("sim")
-    for batch, most in ((256, 1.02), (4096, 1.02)):
+def test_one_launch_gives_loss_and_gradient(sim):
+    for batch in (256, 4096):
         logits, labels = (sim.asarray(a) for a in case(batch))
-        z = Tensor(logits, requires_grad=True)
-        with sim.record() as forward:
-            loss = bce_with_logits(z, labels)
-        grad = sim.ones((), f32)
-        with sim.record() as backward:
-            loss.backward(grad)
-        names = [x.name for x in forward.launches]
-        assert names == ["bce_loss", "bce_add_parts"][: 1 + (batch > 256)]
-        assert forward.syncs == backward.syncs == 0
-        kernels = [x for x in backward.launches if x.result]
-        assert [x.name for x in kernels] == ["bce_gradient"]
-        for launches, ideal in ((forward.launches, 8 * batch + 4), (kernels, 12 * batch + 4)):
-            counts = [launch.result.counts for launch in launches]
-            assert sum(c["bytes_read"] + c["bytes_written"] for c in counts) <= most * ideal
-            assert 32 * sum(c["sectors"] for c in counts) <= 1.10 * ideal
-            assert all(c["bank_conflicts"] <= 0.02 * c["shared_wavefronts"] for c in counts)
-    assert op._loss.geometry(B=65_536).grid == op._gradient.geometry(B=65_536).grid == 256
+        for _ in range(2):  # the first makes the counter, and the gradient to begin with
+            with sim.record() as both:
+                loss = bce_with_logits(Tensor(logits, requires_grad=True), labels)
+                loss._node.backward(unit_gradient(loss.data))
+        with sim.record() as loss_alone:
+            bce_with_logits(logits, labels)
+        for seen, ideal in ((both, 12 * batch + 4), (loss_alone, 8 * batch + 4)):
+            (launch,) = seen.launches
+            assert (launch.name, seen.syncs) == ("bce_with_logits", 0)
+            counts = launch.result.counts
+            assert counts["bytes_read"] + counts["bytes_written"] <= 1.02 * ideal
+            assert 32 * counts["sectors"] <= 1.10 * ideal
+            assert counts["bank_conflicts"] <= 0.02 * counts["shared_wavefronts"]
+    assert op._kernel.geometry(B=65_536).grid == 256
+
+
+def test_another_gradient_takes_one_launch_more(sim):
+    logits, labels = (sim.asarray(a) for a in case(17))
+    loss = bce_with_logits(Tensor(logits, requires_grad=True), labels)
+    scale = sim.full((), 2.0**16, f32)
+    with sim.record() as seen:
+        loss._node.backward(scale)
+    assert [launch.name for launch in seen.launches] == ["mul"]
 
 
 def test_refuses(xp):

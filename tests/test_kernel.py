@@ -236,6 +236,17 @@ def test_vector_width():
     assert vector_width(4, x, x[2:]) == 2
 
 
+def test_counters_are_zeros_again_after_a_kernel_that_did_not_finish(own):
+    zeros = kernel.counters(sim, 3)
+    assert (zeros.get().tolist(), zeros.dtype) == ([0, 0, 0], np.uint32)
+    zeros[:] = 2
+    assert kernel.counters(sim, 3) is zeros
+    assert kernel.counters(sim, 2).get().tolist() == [0, 0]
+    with pytest.raises(KernelFault):
+        launch(own, sim.empty(3, f32), sim.empty(3, f32))  # nothing wrote x
+    assert kernel.counters(sim, 3).get().tolist() == [0, 0, 0]
+
+
 def test_arrays_know_their_device(fake_cupy):
     assert arrays.device(FakeArray()) == "cuda"
     assert arrays.namespace("f", FakeArray()) is sys.modules["cupy"]

@@ -82,8 +82,8 @@ def test_kernels_that_have_a_size():
         ("dot_interaction_forward", {"B": 3, "F": 5, "D": 9}, "B=3 F=5 D=9"),
         ("dot_interaction_backward", {"B": 3, "F": 2, "D": 9}, "B=3 F=2 D=9"),
         ("sgd_rows", {"B": 8, "D": 5}, "U=54 D=5"),
-        ("bce_forward", {"B": 300}, "B=300"),
-        ("bce_backward", {"B": 7}, "B=7"),
+        ("bce", {"B": 300}, "B=300"),
+        ("bce_and_gradient", {"B": 7}, "B=7"),
     ],
 )
 def test_a_case_has_the_shape_that_is_asked(sim, kernel, asked, shape):

@@ -3,7 +3,9 @@
     loss = 1/total * sum over b of  max(z, 0) - z * y + log(1 + exp(-|z|))
     dz   = (sigmoid(z) - y) / total
 
-`total` is the size of the *global* batch, so that ranks' losses and gradients are summed.
+`total` is the size of the *global* batch, so that ranks' losses and gradients are summed. On a
+device one kernel writes the loss and, for it has all at hand, dz; backward multiplies dz by the
+incoming gradient, if that isn't 1.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, errors
-from cupyrec.autograd import Function, Tensor
-from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.autograd import Function, Tensor, unit_gradient
+from cupyrec.kernel import Geometry, Kernel, blocks, counters, vector_width
 from cupyrec.ops.elementwise import sigmoid
 
 __all__ = ["bce_terms", "bce_with_logits"]
@@ -38,40 +40,27 @@ def bce_terms(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 _SAMPLES = 256  # a block
-_loss = Kernel(
-    "bce_with_logits.cu", "bce_loss",
-    "const float* z, const float* y, int64_t n, double total, double* parts, float* loss",
-    lambda B: Geometry(blocks(B, _SAMPLES), 128), optional="parts",
-)  # fmt: skip
-_add_parts = Kernel(
-    "bce_with_logits.cu", "bce_add_parts",
-    "const double* parts, int64_t n, double total, float* loss", lambda: Geometry(1, 128),
-)  # fmt: skip
-_gradient = Kernel(
-    "bce_with_logits.cu", "bce_gradient",
-    "const float* z, const float* y, const float* grad, float total, int64_t n, float* dz",
-    lambda B: Geometry(blocks(B, _SAMPLES), 128),
+_kernel = Kernel(
+    "bce_with_logits.cu", "bce_with_logits",
+    "const float* z, const float* y, int64_t n, double total, double* parts, uint32_t* counter,"
+    " float* loss, float* dz",
+    lambda B: Geometry(blocks(B, _SAMPLES), 128), optional="parts counter dz",
 )  # fmt: skip
 
 
-def _forward_kernels(xp: Any, logits: Any, labels: Any, total: int) -> Any:
-    if not logits.size:
-        return xp.zeros((), np.float32)
-    n, macros = logits.size, {"VECTOR": vector_width(2, logits, labels)}
-    loss = xp.empty((), np.float32)
-    count = _loss.geometry(B=n).grid
-    parts = xp.empty(count, np.float64) if count > 1 else None
-    _loss(logits, labels, n, total, parts, loss, macros=macros, B=n)
-    if parts is not None:
-        _add_parts(parts, count, total, loss, macros=macros)
-    return loss
-
-
-def _backward_kernel(xp: Any, logits: Any, labels: Any, total: int, grad: Any) -> Any:
-    n, dz = logits.size, xp.empty(logits.shape, np.float32)
-    macros = {"VECTOR": vector_width(2, logits, labels, dz)}
-    _gradient(logits, labels, grad, total, n, dz, macros=macros, B=n)
-    return dz
+def _device(xp: Any, logits: Any, labels: Any, total: int, wanted: bool) -> tuple[Any, Any]:
+    """The loss and, where it is wanted, its gradient."""
+    n = logits.size
+    loss = xp.empty((), np.float32) if n else xp.zeros((), np.float32)
+    dz = xp.empty(logits.shape, np.float32) if wanted else None
+    count = _kernel.geometry(B=n).grid
+    parts = counter = None
+    if count > 1:
+        parts, counter = xp.empty(count, np.float64), counters(xp, 1)
+    outputs = [] if dz is None else [dz]
+    macros = {"VECTOR": vector_width(2, logits, labels, *outputs)}
+    _kernel(logits, labels, n, total, parts, counter, loss, dz, macros=macros, B=n)
+    return loss, dz
 
 
 class _BCEWithLogits(Function):
@@ -80,14 +69,14 @@ class _BCEWithLogits(Function):
         self.total = max(1, total)
         if xp is not np:
             logits, labels = xp.ascontiguousarray(logits), xp.ascontiguousarray(labels)
+            loss, self.dz = _device(xp, logits, labels, self.total, any(self.needs))
+            return loss
         self.logits, self.labels = logits, labels
-        if xp is not np:
-            return _forward_kernels(xp, logits, labels, self.total)
         return np.asarray(bce_terms(logits, labels).sum() / self.total, logits.dtype)
 
     def backward(self, grad):
         if self.xp is not np:
-            return _backward_kernel(self.xp, self.logits, self.labels, self.total, grad), None
+            return (self.dz if grad is unit_gradient(grad) else self.dz * grad), None
         probability = sigmoid(self.logits.astype(np.float64))
         dz = (probability - self.labels) * (float(grad) / self.total)
         return dz.astype(self.logits.dtype), None
