@@ -27,6 +27,7 @@ _HOME = {
     ),
     "batch_norm": "ops.batch_norm",
     "bce_with_logits": "ops.bce_with_logits",
+    "cast": "ops.cast",
     "dot_interaction": "ops.dot_interaction",
     "factorization_machine": "ops.factorization_machine",
     "fused_mlp": "ops.fused_mlp",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from cupyrec.ops.batch_norm import batch_norm
     from cupyrec.ops.bce_with_logits import bce_with_logits
+    from cupyrec.ops.cast import cast
     from cupyrec.ops.dot_interaction import dot_interaction
     from cupyrec.ops.elementwise import exp, log, maximum, relu, sigmoid, sqrt, tanh, where
     from cupyrec.ops.factorization_machine import factorization_machine

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import half_cases  # noqa: F401 enters its cases
 import interaction_cases  # noqa: F401 enters its cases
 import kernel_naive as naive
 import normalization_cases  # noqa: F401 enters its cases

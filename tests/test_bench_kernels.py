@@ -369,7 +369,7 @@ NEAR_IDEAL = {
     "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
     "batch_norm_forward", "batch_norm_backward", "factorization_machine_forward",
     "factorization_machine_backward", "factorization_machine_16_forward",
-    "factorization_machine_16_backward",
+    "factorization_machine_16_backward", "cast_rows", "cast_matrices",
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",

@@ -24,6 +24,7 @@ from cupyrec.ops import (
     bags,
     batch_norm,
     bce_with_logits,
+    cast,
     catch_up_adam,
     dot_interaction,
     embedding_rows,
@@ -132,6 +133,14 @@ def rows_of(width, shift):
     initial_vectors.initial_vectors(tables, keys, width, 0, distributions)
 
 
+def cast_all():
+    for half in arrays.HALVES:
+        x = floats(3, 13)
+        cast.cast_array(floats(3, 13, dtype=half), np.float32)
+        cast.padded(cast.cast_array(x, half)[:, :5], half)
+        cast.cast_matrices([x], half)
+
+
 def normalize(width, shift):
     parameters = [Tensor(floats(width), requires_grad=True) for _ in range(2)]
     x = Tensor(floats(40, width, shift=shift), requires_grad=True)
@@ -191,6 +200,7 @@ def special():
     with noted() as made:
         interact_all()
         factorize_all()
+        cast_all()
         for width, shift in itertools.product(ROW_WIDTHS, SHIFTS):
             rows_of(width, shift)
         for width, shift in itertools.product(NORMALIZED, SHIFTS):

@@ -1,0 +1,196 @@
+"""Casts between float32 and the types of 16 bits, float16 and bfloat16.
+
+    y = x rounded to the nearest number of y's type, ties to even; inf and NaN stay
+    dx = dy, cast to the type of x
+
+Matmuls of 16 bits want rows of whole 16 bytes: `padded` and `cast_matrices` put zeros at their end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cupyrec import arrays, errors
+from cupyrec.autograd import Function, Tensor
+from cupyrec.kernel import Geometry, Kernel, blocks
+
+__all__ = ["cast", "cast_array", "cast_matrices", "padded", "padded_width"]
+
+_PIECE = 8  # numbers a thread
+
+
+def _geometry(pieces: int) -> Geometry:
+    return Geometry(blocks(pieces, 256), 256)
+
+
+_rows = Kernel(
+    "cast.cu", "cast_rows",
+    "const source_t* x, result_t* y, int64_t rows, int64_t columns, int64_t stride,"
+    " int64_t pieces",
+    _geometry,
+)  # fmt: skip
+_matrices = Kernel(
+    "cast.cu", "cast_matrices", "const int64_t* table, int count, result_t* y, int64_t pieces",
+    _geometry,
+)  # fmt: skip
+
+
+def _types(source: Any, result: Any) -> dict[str, object]:
+    kinds = {np.dtype(np.float32): "float"}
+    return {
+        "source_t": kinds.get(np.dtype(source), "uint16_t"),
+        "result_t": kinds.get(np.dtype(result), "uint16_t"),
+        "BFLOAT16": int(arrays.HALVES[1] in (source, result)),
+    }
+
+
+def _bits(x: Any) -> Any:
+    return x.view(np.uint16) if x.dtype in arrays.HALVES else x
+
+
+def padded_width(columns: int) -> int:
+    """Return the next multiple of 8: numbers of 16 bits in whole 16 bytes.
+
+    Examples
+    --------
+    >>> padded_width(13)
+    16
+    """
+    return -(-columns // _PIECE) * _PIECE
+
+
+def cast_array(x: Any, dtype: Any) -> Any:
+    """Return x in another type, itself where it is of that type; see `cast`.
+
+    Examples
+    --------
+    >>> cast_array(np.array([1.0]), np.float16)
+    array([1.], dtype=float16)
+    """
+    xp, dtype = arrays.namespace("cast", x), np.dtype(dtype)
+    if x.dtype == dtype:
+        return x
+    if xp is np:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return x.astype(dtype)
+    x, y = xp.ascontiguousarray(x), xp.empty(x.shape, dtype)
+    _launch(_rows, x, y, 1, x.size, x.size)
+    return y
+
+
+def padded(x: Any, dtype: Any) -> Any:
+    """Return x (B, N) of a device as (B, 8 * ceil(N / 8)) of 16 bits, zero beyond column N.
+
+    It is x itself where that is so already.
+
+    Examples
+    --------
+    >>> from cupyrec import sim
+    >>> padded(sim.ones((2, 3), "f4"), np.float16)[0]  # doctest: +SKIP
+    array([1., 1., 1., 0., 0., 0., 0., 0.], dtype=float16)
+    """
+    xp = arrays.namespace("cast", x)
+    x, width = xp.ascontiguousarray(x), padded_width(x.shape[1])
+    if (x.dtype, x.shape[1]) == (dtype, width):
+        return x
+    y = xp.empty((len(x), width), dtype)
+    _launch(_rows, x, y, *x.shape, width)
+    return y
+
+
+def _launch(kernel: Kernel, x: Any, y: Any, rows: int, columns: int, stride: int) -> None:
+    pieces = rows * blocks(stride, _PIECE)
+    macros = _types(x.dtype, y.dtype)
+    kernel(_bits(x), _bits(y), rows, columns, stride, pieces, macros=macros, pieces=pieces)
+
+
+_tables: dict[tuple, Any] = {}  # by what they hold
+_MOST_TABLES = 64
+
+
+def cast_matrices(xs: Sequence[Any], dtype: Any) -> list[Any]:
+    """Return vectors and matrices of float32 on a device in 16 bits, in one launch.
+
+    Rows and columns are padded with zeros to multiples of 8.
+
+    Parameters
+    ----------
+    xs : sequence of (M, N) or (N,) arrays of float32
+        C-contiguous.
+    dtype : dtype
+
+    Returns
+    -------
+    list of (8 * ceil(M / 8), 8 * ceil(N / 8)) or (8 * ceil(N / 8),) arrays
+
+    Examples
+    --------
+    >>> from cupyrec import sim
+    >>> cast_matrices([sim.ones((2, 3), "f4")], np.float16)[0].shape  # doctest: +SKIP
+    (8, 8)
+    """
+    xp = arrays.namespace("cast", *xs)
+    shapes = [tuple(padded_width(n) for n in x.shape) for x in xs]
+    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)]).tolist()
+    flat = xp.empty(ends[-1], dtype)
+    rows = tuple(
+        (arrays.address(x), x.size // x.shape[-1], x.shape[-1], shape[-1], end // _PIECE)
+        for x, shape, end in zip(xs, shapes, ends, strict=False)
+    )
+    key = xp.__name__, rows
+    if key not in _tables:
+        if len(_tables) >= _MOST_TABLES:
+            _tables.clear()
+        _tables[key] = arrays.copy_to(xp, np.array(rows, np.int64))
+    pieces = ends[-1] // _PIECE
+    macros = _types(np.float32, dtype)
+    _matrices(_tables[key], len(xs), _bits(flat), pieces, macros=macros, pieces=pieces)
+    return [
+        flat[i:j].reshape(shape) for shape, i, j in zip(shapes, ends[:-1], ends[1:], strict=True)
+    ]
+
+
+class _Cast(Function):
+    def forward(self, x, dtype):
+        self.dtype = x.dtype
+        return cast_array(x, dtype)
+
+    def backward(self, grad):
+        return (cast_array(grad, self.dtype),)
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """Return x in another floating type, with a gradient in x's own.
+
+    Parameters
+    ----------
+    x : array or Tensor of float32, float16 or bfloat16, on the CPU also float64
+    dtype : dtype
+        One of these.
+
+    Raises
+    ------
+    TypeError
+        Another dtype.
+
+    Notes
+    -----
+    Casts of mixed precision, Micikevicius et al. 2018.
+
+    Examples
+    --------
+    >>> cast(np.array([1.0, 65520.0], np.float32), "float16")
+    array([ 1., inf], dtype=float16)
+    """
+    raw = x.data if isinstance(x, Tensor) else x
+    xp = arrays.namespace("cast", raw)
+    floats = [np.float32, *arrays.HALVES, *([np.float64] if xp is np else [])]
+    errors.dtype("cast", "x", raw, *floats)
+    known = next((d for d in map(np.dtype, floats) if dtype in (d, d.name, d.type)), None)
+    if known is None:
+        names = " or ".join(np.dtype(d).name for d in floats)
+        raise TypeError(f"cast: 'dtype' must be {names}, got {dtype!r}.")
+    return x if raw.dtype == known else _Cast.apply(x, dtype=known)
