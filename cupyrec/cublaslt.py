@@ -300,14 +300,15 @@ def _run(xp: ModuleType, plan: _Plan, alpha: float, addresses: list[int]) -> boo
     stream = xp.cuda.get_current_stream().ptr
     workspace = _workspaces.get((plan.key.device, stream))
     if workspace is None:
-        workspace = _workspaces[plan.key.device, stream] = xp.empty(_WORKSPACE, np.uint8)
+        # Of no pool: the first matmul on this stream may be one of a graph, which has its own.
+        workspace = _workspaces[plan.key.device, stream] = xp.cuda.Memory(_WORKSPACE)
     one, zero = ctypes.c_float(alpha), ctypes.c_float(0)
     a, b, d = addresses
     layout_a, layout_b, layout_d = (layout.pointer for layout in plan.layouts)
     status = library().cublasLtMatmul(
         _handle(plan.key.device), plan.desc.pointer, ctypes.byref(one), a, layout_a, b, layout_b,
         ctypes.byref(zero), d, layout_d, d, layout_d, ctypes.byref(plan.algorithm),
-        workspace.__cuda_array_interface__["data"][0], _WORKSPACE, stream,
+        workspace.ptr, _WORKSPACE, stream,
     )  # fmt: skip
     if status == Status.STATUS_NOT_SUPPORTED:
         plan.algorithm = False

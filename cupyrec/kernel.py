@@ -318,7 +318,7 @@ class Kernel:
     ) -> None:
         sim = sys.modules["cupyrec.sim"]  # there, since its arrays are
 
-        def work() -> None:
+        def work(*values: Any) -> None:
             arch, seed = sim.recorder.scheduled()
             text = self.ptx(arch, macros)
             result = sim.run(
@@ -331,7 +331,7 @@ class Kernel:
             if result.faults:
                 raise KernelFault("\n".join(str(fault) for fault in result.faults))
 
-        sim.cuda.submit(work)
+        sim.cuda.submit(work, *values)
 
     def _function(self, macros: Mapping[str, object]) -> tuple[Any, int]:
         """The compiled kernel on CuPy's current device, and how much shared memory it may take."""

@@ -322,9 +322,9 @@ class Gpu:
         self.cuda = SimpleNamespace(
             Device=lambda: SimpleNamespace(id=3),
             get_current_stream=lambda: SimpleNamespace(ptr=77),
+            Memory=self.memory,
         )
         self.calls = []
-        self.empty = lambda shape, dtype: self.calls.append("empty") or sim.empty(shape, dtype)
         self.heuristic_status, self.count, self.matmul_status = 0, 1, 0
         monkeypatch.setattr(library(), "cublasLtCreate", self.create, raising=False)
         monkeypatch.setattr(library(), "cublasLtMatmulAlgoGetHeuristic", self.heuristic)
@@ -333,6 +333,10 @@ class Gpu:
             cache.cache_clear()
         monkeypatch.setattr(cublaslt, "_workspaces", {})
         monkeypatch.setattr(cublaslt, "_simulate", lambda _, *rest: cublaslt._run(self, *rest))
+
+    def memory(self, nbytes):
+        self.calls.append("memory")
+        return SimpleNamespace(ptr=512, size=nbytes)
 
     def create(self, handle):
         handle._obj.value = 55
@@ -369,7 +373,7 @@ def test_gpu_is_asked_once_a_shape(sim, gpu):
     for _ in range(2):
         matmul(case.a, case.b, case.out, **case.options)
     call = (0.5, address(case.b), address(case.a), address(case.out))
-    assert gpu.calls == ["heuristic", "empty", call, call]
+    assert gpu.calls == ["heuristic", "memory", call, call]
     matmul(case.a, case.b, case.out)
     assert gpu.calls[4:] == ["heuristic", (1.0, *call[1:])]
     matmul(case.a, case.b, case.out[:, :], **case.options | {"bias": sim.ones(8, f32)[1:]})

@@ -217,9 +217,9 @@ def test_weight_gradients_go_to_the_second_stream(sim, monkeypatch):
     main, seen = sim.cuda.get_current_stream(), []
     submit = sim.cuda.submit
 
-    def spy(work):
+    def spy(work, *given):
         seen.append(sim.cuda.get_current_stream() is main)
-        submit(work)
+        submit(work, *given)
 
     x, weights, biases, dy = data(oracle.normals, 17, (13, 64, 130, 5))
     monkeypatch.setattr(sim.cuda, "submit", spy)

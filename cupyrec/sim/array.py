@@ -7,35 +7,19 @@ arrays. Work on the host, done by NumPy, stands for CuPy's own kernels.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import math
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from cupyrec.sim import recorder
-from cupyrec.sim.heap import Allocation, the_heap
+from cupyrec.sim import cuda, recorder
+from cupyrec.sim.heap import the_heap
 
 __all__ = ["FUNCTIONS", "array", "asarray", "asnumpy", "empty", "ndarray"]
-
-
-class _Owner:
-    """Bytes of the heap that are given back when no array uses them, NumPy's views among those."""
-
-    def __init__(self, nbytes: int, name: str) -> None:
-        made = the_heap().allocate(nbytes, name)
-        recorder.allocated(nbytes)
-        weakref.finalize(self, _release, made)
-        self.__array_interface__ = {
-            "version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (made.address, False),
-        }  # fmt: skip
-
-
-def _release(allocation: Allocation) -> None:
-    the_heap().free(allocation)
-    recorder.freed(allocation.size)
 
 
 class ndarray:
@@ -62,7 +46,8 @@ class ndarray:
         if min(shape, default=0) < 0:
             raise ValueError(f"sim.empty: 'shape' must have no size below 0, got {shape}.")
         nbytes = dtype.itemsize * math.prod(map(int, shape))
-        self._host = np.asarray(_Owner(nbytes, f"{dtype} {shape}")).view(dtype).reshape(shape)
+        memory = cuda.allocate(nbytes, f"{dtype} {shape}")
+        self._host = np.asarray(memory).view(dtype).reshape(shape)
 
     def _view(self, host: np.ndarray) -> ndarray:
         """An array of the same bytes."""
@@ -71,11 +56,7 @@ class ndarray:
         return result
 
     def _written(self) -> np.ndarray:
-        """Whether each byte is written: one more axis, of the bytes of an item."""
-        heap, host = the_heap(), self._host
-        start = host.ctypes.data - heap.base
-        shape, strides = (*host.shape, host.itemsize), (*host.strides, 1)
-        return np.ndarray(shape, np.uint8, heap.written, start, strides)
+        return _written(self._host)
 
     # What it is
 
@@ -138,7 +119,7 @@ class ndarray:
 
     def get(self) -> np.ndarray:
         """Copy to a NumPy array."""
-        recorder.synced()
+        cuda.waits("get")
         return self._host.copy()
 
     def set(self, arr: np.ndarray) -> None:
@@ -152,7 +133,7 @@ class ndarray:
 
     def item(self) -> Any:
         """Return the one element as a Python scalar."""
-        recorder.synced()
+        cuda.waits("item")
         return self._host.item()
 
     # Parts and shapes
@@ -163,23 +144,23 @@ class ndarray:
             return self._view(host)
         if not isinstance(host, np.ndarray):  # one element is an array of no axes, as in CuPy
             return self._view(self._host[(*np.atleast_1d(_index(key)), ...)])
-        _note("take", host, host, key)
-        return _copy(host, self._written()[_of_bytes(_index(key))])
+        keys = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(k, ndarray) and k.dtype.kind == "b" for k in keys):
+            cuda.forbid("an array of the size of what a mask lets through")
+        reads = host.nbytes + _nbytes(_index(key))
+        return _fresh("take", _taken, self._host, _index(key), reads=reads)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key, host = _index(key), _unwrap(value)
-        _note("setitem", self._host[key], host)
         same = isinstance(value, ndarray) and value.dtype == self.dtype
-        written = value._written().copy() if same else 1
-        self._host[key] = host
-        self._written()[_of_bytes(key)] = written
+        cuda.submit(_set, self._host, key, host, same)
 
     def reshape(self, *shape: Any) -> ndarray:
         """Return the same elements in another shape, a view where that is possible."""
         host = self._host.reshape(*shape)
         if np.may_share_memory(host, self._host):
             return self._view(host)
-        return _copy(host, self._written().reshape(*host.shape, host.itemsize))
+        return _fresh(None, _reshaped, self._host, host.shape)
 
     def ravel(self) -> ndarray:
         """Return all elements along one axis."""
@@ -201,17 +182,14 @@ class ndarray:
         """Return a copy of another dtype; the array itself if it has that and not `copy`."""
         if not copy and self.dtype == dtype:
             return self
-        host = self._host.astype(dtype)
-        _note("astype", self._host, host)
-        return _copy(host, self._written() if self.dtype == dtype else 1)
+        return _fresh("astype", _converted, self._host, dtype)
 
     def copy(self) -> ndarray:
         """Return a copy in C order."""
-        _note("copy", self._host, self._host)
-        return _copy(self._host, self._written())
+        return _fresh("copy", _converted, self._host)
 
     def __deepcopy__(self, memo: Any) -> ndarray:
-        return _copy(self._host, self._written())
+        return _fresh(None, _converted, self._host)
 
     def __reduce__(self) -> tuple:
         return array, (self.get(),)
@@ -221,12 +199,62 @@ class ndarray:
         self[...] = value
 
 
-def _copy(host: np.ndarray, written: np.ndarray | int = 1) -> ndarray:
-    """A copy whose bytes are written where `written` says so."""
-    result = ndarray(host.shape, host.dtype)
-    result._host[...] = host
-    result._written()[...] = written
+# Work on the host, whose arrays those of the simulator are: see `cuda.submit`
+
+
+def _written(host: np.ndarray) -> np.ndarray:
+    """Whether each byte is written: one more axis, of the bytes of an item."""
+    heap = the_heap()
+    start = host.ctypes.data - heap.base
+    shape, strides = (*host.shape, host.itemsize), (*host.strides, 1)
+    return np.ndarray(shape, np.uint8, heap.written, start, strides)
+
+
+def _fresh(
+    name: str | None, work: Callable, *given: Any, passes: int = 1, reads: int | None = None
+) -> Any:
+    """A new array of what `work` gives, (values, which bytes are written): a launch, if named."""
+    later = not cuda.get_current_stream().null
+    with np.errstate(all="ignore") if later else contextlib.nullcontext():
+        values, written = work(*given)
+    if values is NotImplemented:
+        return values
+    values = np.asarray(values)
+    result = ndarray(values.shape, values.dtype)
+    moved = passes * ((_nbytes(given) if reads is None else reads) + values.nbytes)
+    launch = None if name is None else recorder.Launch(name, moved=moved)
+    if later:  # the values were those of no time, and told the shape alone
+        cuda.submit(lambda host, *given: _fill(launch, host, *work(*given)), result._host, *given)
+    else:
+        _fill(launch, result._host, values, written)
     return result
+
+
+def _fill(launch: recorder.Launch | None, host: np.ndarray, values: Any, written: Any) -> None:
+    if launch is not None:
+        recorder.launched(launch)
+    host[...], _written(host)[...] = values, written
+
+
+def _taken(host: np.ndarray, key: Any) -> tuple:
+    return host[key], _written(host)[_of_bytes(key)]
+
+
+def _reshaped(host: np.ndarray, shape: tuple[int, ...]) -> tuple:
+    return host.reshape(shape), _written(host).reshape(*shape, host.itemsize)
+
+
+def _converted(host: np.ndarray, dtype: Any = None) -> tuple:
+    same = dtype is None or host.dtype == dtype
+    return (host, _written(host)) if same else (host.astype(dtype), 1)
+
+
+def _set(host: np.ndarray, key: Any, values: Any, same: bool) -> None:
+    """Write an array of the same dtype with what of it is written, or numbers."""
+    recorder.launched(recorder.Launch("setitem", moved=_nbytes([host[key], values])))
+    written = _written(values).copy() if same else 1
+    host[key] = values
+    _written(host)[_of_bytes(key)] = written
 
 
 def _of_bytes(key: Any) -> tuple:
@@ -251,17 +279,6 @@ def _unwrap(value: Any) -> Any:
     return value
 
 
-def _wrap(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(_wrap(v) for v in value)
-    return array(value) if isinstance(value, (np.ndarray, np.generic)) else value
-
-
-def _note(name: str, *moved: Any, passes: int = 1) -> None:
-    """Count a launch that reads or writes these arrays, `passes` times."""
-    recorder.launched(recorder.Launch(name, moved=passes * sum(map(_nbytes, moved))))
-
-
 def _nbytes(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(map(_nbytes, value))
@@ -270,43 +287,61 @@ def _nbytes(value: Any) -> int:
 
 def _lift(function: Callable) -> Callable:
     """The same function for arrays of the simulator."""
+    name, place = function.__name__, _place_of_out(function)
+    waits = function is np.flatnonzero  # for the size of what it returns
+
+    def work(args: Any, options: dict[str, Any]) -> tuple:
+        return function(*args, **options), 1
+
+    def fill(host: np.ndarray, args: Any, options: dict[str, Any]) -> None:
+        recorder.launched(recorder.Launch(name, moved=_nbytes([args, host])))
+        function(*args, **options)
+        _written(host)[...] = 1
 
     @functools.wraps(function)
     def lifted(*args: Any, **options: Any) -> Any:
-        given = (*args, *options.values())
-        options = {name: _unwrap(value) for name, value in options.items()}
-        args = _unwrap(args)
-        result = function(*args, **options)
-        name = function.__name__
+        out = args[place] if place is not None and len(args) > place else options.get("out")
+        args, options = _unwrap(args), {k: _unwrap(value) for k, value in options.items()}
+        if isinstance(out, ndarray):
+            cuda.submit(fill, out._host, args, options)
+            return out
+        if waits:
+            cuda.waits(name)
         # A radix sort takes 8 bits of the keys a pass.
         passes = args[0].itemsize if name in ("sort", "argsort") else 1
-        _note(name, args, result, passes=passes)
-        if function is np.flatnonzero:
-            recorder.synced()  # for the size of what it returns
-        for out in given:
-            if isinstance(out, ndarray) and out._host is result:
-                out._written()[...] = 1
-                return out
-        return _wrap(result)
+        return _fresh(name, work, args, options, passes=passes)
 
     return lifted
 
 
+def _place_of_out(function: Callable) -> int | None:
+    """Where among the arguments `out` stands."""
+    if isinstance(function, np.ufunc):
+        return function.nin
+    try:
+        return list(inspect.signature(function).parameters).index("out")
+    except ValueError:  # none, or a function that doesn't tell
+        return None
+
+
 def _operator(name: str) -> Callable:
+    def work(host: np.ndarray, *others: Any) -> tuple:
+        return getattr(host, name)(*others), 1
+
     def operate(self: ndarray, *others: Any) -> Any:
-        others = _unwrap(list(others))
-        result = getattr(self._host, name)(*others)
-        _note(name.strip("_"), self._host, others, result)
-        return _wrap(result)
+        return _fresh(name.strip("_"), work, self._host, *_unwrap(others))
 
     return operate
 
 
 def _in_place(name: str) -> Callable:
+    def work(host: np.ndarray, other: Any) -> None:
+        launch = recorder.Launch(name.strip("_"), moved=_nbytes([host, host, other]))
+        recorder.launched(launch)
+        getattr(host, name)(other)
+
     def operate(self: ndarray, other: Any) -> ndarray:
-        other = _unwrap(other)
-        _note(name.strip("_"), self._host, self._host, other)
-        getattr(self._host, name)(other)
+        cuda.submit(work, self._host, _unwrap(other))
         return self
 
     return operate
@@ -342,9 +377,10 @@ def array(obj: Any, dtype: Any = None) -> ndarray:
     >>> array([1, 2]).get()
     array([1, 2])
     """
-    host = np.asarray(obj._host if isinstance(obj, ndarray) else obj, dtype)
-    same = isinstance(obj, ndarray) and obj.dtype == host.dtype
-    return _copy(host, obj._written() if same else 1)
+    if isinstance(obj, ndarray):
+        return _fresh(None, _converted, obj._host, dtype)
+    cuda.forbid("array")
+    return _fresh(None, lambda: (np.asarray(obj, dtype), 1))
 
 
 def asarray(a: Any, dtype: Any = None) -> ndarray:
@@ -380,12 +416,13 @@ def _lift_view(function: Callable) -> Callable:
         return [share(a, part) for part in found] if type(found) is list else share(a, found)
 
     def share(a: Any, host: Any) -> Any:
-        shares = isinstance(host, np.ndarray) and np.may_share_memory(host, _unwrap(a))
-        if shares:
+        if not isinstance(host, np.ndarray):
+            return host
+        if isinstance(a, ndarray) and np.may_share_memory(host, a._host):
             return a._view(host)
-        if function is np.ascontiguousarray and isinstance(a, ndarray):
-            return _copy(host, a._written())
-        return _wrap(host)
+        if function is np.ascontiguousarray:
+            return _fresh(None, _converted, _unwrap(a))
+        return array(host)
 
     return lifted
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cupyrec.sim.launch import Result
 
 __all__ = [
-    "Launch", "Record", "allocated", "check_schedule", "freed", "launched", "record", "schedule",
-    "scheduled", "synced",
+    "Launch", "Record", "allocated", "check_schedule", "freed", "graph_launched", "launched",
+    "record", "schedule", "scheduled", "synced",
 ]  # fmt: skip
 
 _STEP = 512  # bytes
@@ -47,11 +47,15 @@ class Launch(NamedTuple):
 
 @dataclasses.dataclass
 class Record:
-    """Launches in their order, and how often the host waited and memory was taken."""
+    """Launches in their order, and how often the host waited and memory was taken.
+
+    Those of a graph are among them, whenever it is launched: `graphs` times in all.
+    """
 
     launches: list[Launch] = dataclasses.field(default_factory=list)
     syncs: int = 0
     allocations: int = 0
+    graphs: int = 0
 
 
 @contextlib.contextmanager
@@ -128,16 +132,22 @@ def launched(launch: Launch) -> None:
         made.launches.append(launch)
 
 
+def graph_launched() -> None:
+    """Count a launch of a graph."""
+    for made in _records:
+        made.graphs += 1
+
+
 def synced() -> None:
     """Count a wait of the host for the device."""
     for made in _records:
         made.syncs += 1
 
 
-def allocated(nbytes: int) -> None:
-    """Count a block of memory, unless a freed one serves."""
+def allocated(nbytes: int, pooled: bool = True) -> None:
+    """Count a block of memory, unless it is `pooled` and a freed one serves."""
     size = -(-nbytes // _STEP)
-    if _idle[size]:
+    if pooled and _idle[size]:
         _idle[size] -= 1
     else:
         for made in _records:
