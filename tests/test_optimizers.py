@@ -130,6 +130,26 @@ def test_catch_up_adam_takes_a_gradient_that_comes_steps_after_its_look_up():
     np.testing.assert_allclose(vectors[ids == 7, 0], w, rtol=1e-5)
 
 
+def test_catch_up_adam_takes_a_gradient_whose_look_up_was_before_the_optimizer():
+    """The look-up is of step 2 of the first optimizer, its gradient of step 3 of the second."""
+    ends = []
+    for late in (False, True):
+        layer = nn.MultiTableEmbedding(1, 1, initializer=Constant(0))
+        optimizer = optim.CatchUpAdam(layer.parameters(), 0.1)
+        for _ in range(2):
+            layer(np.array([[7]])).sum().backward()
+            optimizer.step()
+        kept = layer(np.array([[7]]))
+        optimizer = optim.CatchUpAdam(layer.parameters(), 0.1)
+        for key in (7, 8):
+            layer(np.array([[key]])).sum().backward()
+            optimizer.step()
+        (kept if late else layer(np.array([[7]]))).sum().backward()
+        optimizer.step()
+        ends.append(layer.digest())
+    assert ends[0] == ends[1]
+
+
 def test_catch_up_adam_refuses_another_decay_before_anything_changes():
     layer, parameter = layer_of(), nn.Parameter([1.0])
     optimizer = optim.CatchUpAdam([*layer.parameters(), parameter], 3.0, weight_decay=0.5)

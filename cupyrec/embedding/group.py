@@ -72,6 +72,7 @@ class Group:
 
     xp = property(lambda self: self.store.xp, doc="Array module of the device it is on.")
     width = property(lambda self: self.initial.width, doc="D, floats of a vector.")
+    _reached = property(lambda self: (self.history, len(self.history or ())))  # by a look-up
 
     def __repr__(self) -> str:
         return (
@@ -146,7 +147,7 @@ class Group:
                 current = self.current_vectors(rows[known])
                 rows[known] = -1 - len(unseen) - xp.arange(known.size)
                 unseen = xp.concatenate([unseen, current])
-        return LookUp(keys, inverse, rows, unseen, self.numbering, len(self.history or ()), kept)
+        return LookUp(keys, inverse, rows, unseen, self.numbering, self._reached, kept)
 
     def _catch_up(self, rows: Any, tables: Any, ids: Any) -> None:
         """Let rows make up for the steps that they were not in, if an optimizer asks for it."""
@@ -302,7 +303,7 @@ class Group:
         """
         self._check_numbering(look_up)
         keys = look_up.keys
-        if look_up.steps != len(self.history or ()):  # steps have come between
+        if look_up.reached != self._reached:  # steps have come between, or another optimizer
             self._catch_up(look_up.rows, keys.tables, keys.ids)
         self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids))
         if len(self._pending) > _PARTS:  # of a table that no optimizer steps they would pile up

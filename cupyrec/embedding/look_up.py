@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.unique_keys import UniqueKeys
 
 __all__ = ["LookUp"]
@@ -23,8 +24,8 @@ class LookUp(NamedTuple):
     unseen : (M, D) array of float32
     numbering : int
         The group's `numbering` when it was made.
-    steps : int
-        To which rows that catch up had been brought then.
+    reached : (AdamHistory or None, int)
+        The history, and its step, to which rows that catch up had been brought then.
     kept : (K,) array of int64, optional
         Numbers of the keys that are not padding, if there is any.
     """
@@ -34,7 +35,7 @@ class LookUp(NamedTuple):
     rows: Any
     unseen: Any
     numbering: int
-    steps: int
+    reached: tuple[AdamHistory | None, int]
     kept: Any
 
     @property
