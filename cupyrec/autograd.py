@@ -181,7 +181,8 @@ class Tensor:
         ------
         ValueError
             Not made from anything that requires a gradient, more than one element without `grad`,
-            a gradient of another shape, or a tape that an earlier `backward` has used up.
+            a gradient of another shape, a tape that an earlier `backward` has used up, or a Tensor
+            that has moved to another device since.
 
         Examples
         --------
@@ -206,8 +207,10 @@ class Tensor:
         if self._node is None:
             self.add_grad(grad)
             return
+        order = _reverse_order(self._node)
+        _check_device(order, arrays.device(self.data))
         pending = {self._node: grad}
-        for node in _reverse_order(self._node):
+        for node in order:
             inputs = node.inputs
             grad = pending.pop(node, None)  # None: no gradient came this way
             try:
@@ -386,3 +389,14 @@ def _reverse_order(root: Function) -> list[Function]:
             nodes = (tensor._node for tensor in node.inputs if isinstance(tensor, Tensor))
             stack.extend((child, False) for child in nodes if child is not None)
     return order[::-1]
+
+
+def _check_device(order: list[Function], device: str | None) -> None:
+    """Raise ValueError if a Tensor that wants a gradient is on another device by now."""
+    tensors = (tensor for node in order for tensor in node.inputs if isinstance(tensor, Tensor))
+    for tensor in tensors:
+        if tensor.requires_grad and (now := arrays.device(tensor.data)) != device:
+            raise ValueError(
+                "backward: a Tensor must stay on its device from the forward pass on, "
+                f"{device}, got one of shape {tensor.shape} on {now}."
+            )

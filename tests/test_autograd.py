@@ -7,6 +7,7 @@ import pytest
 
 from cupyrec import Tensor, exp, no_grad
 from cupyrec.autograd import Function, is_recording, record, unit_gradient
+from cupyrec.ops.fused_mlp import fused_mlp
 
 
 def leaf(*values):
@@ -348,6 +349,20 @@ def test_no_grad_is_of_its_thread():
     thread.join(30)
     assert seen == [False, True]
     assert is_recording()
+
+
+def test_backward_names_a_tensor_that_has_moved_since(sim):
+    weight, bias = leaf([1.0, 2.0]), leaf(0.0)
+    y = fused_mlp(np.ones((4, 2)), [weight], [bias]).sum()
+    weight.data = sim.asarray(weight.data)
+    text = (
+        "backward: a Tensor must stay on its device from the forward pass on, cpu, "
+        "got one of shape (1, 2) on sim."
+    )
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        y.backward()
+    assert weight.grad is None
+    assert bias.grad is None
 
 
 def test_backward_begins_with_one_array_for_all_on_a_device(sim):
