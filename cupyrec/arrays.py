@@ -20,8 +20,8 @@ import ml_dtypes
 import numpy as np
 
 __all__ = [
-    "DEVICES", "HALVES", "address", "check_current", "copy_to", "device", "empty", "is_float",
-    "module", "name", "namespace", "pages", "second_stream", "to_host",
+    "DEVICES", "HALVES", "address", "bits", "check_current", "copy_to", "device", "empty",
+    "is_float", "module", "name", "namespace", "pages", "second_stream", "to_host",
 ]  # fmt: skip
 
 DEVICES = ("cpu", "cuda", "sim")
@@ -55,6 +55,17 @@ def device(array: Any) -> str | None:
         if loaded is not None and isinstance(array, loaded.ndarray):
             return where
     return None
+
+
+def bits(array: Any) -> Any:
+    """Return an array as kernels take it: floats of 16 bits as uint16, others as they are.
+
+    Examples
+    --------
+    >>> bits(np.ones(2, np.float16))
+    array([15360, 15360], dtype=uint16)
+    """
+    return array.view(np.uint16) if array.dtype in HALVES else array
 
 
 def address(array: Any) -> int:

@@ -4,10 +4,11 @@
 // Who does what: a warp takes ROWS rows of one group of 128 columns, all loads before the first
 //   use. With VECTOR 4 lane l holds columns 4 l ... 4 l + 3, whose live bits eight lanes put
 //   together; with VECTOR 1 column 32 j + l in element j, and a ballot is a mask word.
-// Assumes: VECTOR is 4 only where it divides N and x, y, bias (dy, dx) are aligned to 16 bytes.
-//   y may be x, dx may be dy.
-// Moves: forward 4 B N + 4 N read, 4 B N + B N / 8 written; backward 4 B N + B N / 8 read, 4 B N
-//   written.
+// Assumes: value_t is float, or uint16_t for the bits of float16, of bfloat16 with BFLOAT16: these
+//   are widened, and rounded once. VECTOR is 4 only where it divides N and x, y, bias (dy, dx) are
+//   aligned to 4 numbers. y may be x, dx may be dy.
+// Moves: of numbers of S bytes: forward S B N + S N read, S B N + B N / 8 written; backward S B N +
+//   B N / 8 read, S B N written.
 // Tried: ROWS, at B = N = 256, rate 0.5, VECTOR 4: sectors requested over ideal bytes, and warp
 //   instructions a row of 128 columns, forward and backward.
 //     1: 1.51, 284 and 1.02, 111      4: 1.15, 259 and 1.02, 72: taken
@@ -16,7 +17,7 @@
 //   a thread has 64 bytes in flight, an SM at least 64 KB. For sm_90 that is 196 and 76 machine
 //   instructions a row, most of the 196 Philox: 49 cycles of an SM, whose share of 3.35 TB/s needs
 //   72 for the row's bytes. VECTOR 1 costs 325 and 97, and 1.46 and 1.23 at N = 479 (rows off).
-#include "common.cuh"
+#include "halves.cuh"
 #include "philox.cuh"
 
 namespace {
@@ -40,28 +41,33 @@ struct Tile {
         return first + (VECTOR == 4 ? 4 * lane + j : WARP * j + lane);
     }
     // This lane's elements of the row that begins at `from`; 0 beyond its end.
-    __device__ __forceinline__ Floats<ELEMENTS> load(const float* from) const {
+    __device__ __forceinline__ Floats<ELEMENTS> load(const value_t* from) const {
         Floats<ELEMENTS> values = {};
         if constexpr (VECTOR == 4) {
-            if (column(0) < columns) values = ::load<ELEMENTS>(from + column(0));
+            if (column(0) < columns) {
+                const auto all =
+                    *reinterpret_cast<const Numbers<value_t, ELEMENTS>*>(from + column(0));
+#pragma unroll
+                for (int j = 0; j < ELEMENTS; ++j) values.at[j] = widened(all.at[j]);
+            }
         } else {
 #pragma unroll
             for (int j = 0; j < ELEMENTS; ++j)
-                if (column(j) < columns) values.at[j] = from[column(j)];
+                if (column(j) < columns) values.at[j] = widened(from[column(j)]);
         }
         return values;
     }
-    __device__ __forceinline__ void store(float* to, const Floats<ELEMENTS>& values) const {
+    __device__ __forceinline__ void store(value_t* to, const Floats<ELEMENTS>& values) const {
         if constexpr (VECTOR == 4) {
             if (column(0) < columns) ::store<ELEMENTS>(to + column(0), values);
         } else {
 #pragma unroll
             for (int j = 0; j < ELEMENTS; ++j)
-                if (column(j) < columns) to[column(j)] = values.at[j];
+                if (column(j) < columns) ::store<1>(to + column(j), {values.at[j]});
         }
     }
     // All ROWS rows.
-    __device__ __forceinline__ void load(const float* x, int64_t b,
+    __device__ __forceinline__ void load(const value_t* x, int64_t b,
                                          Floats<ELEMENTS> (&values)[ROWS]) const {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
@@ -107,7 +113,7 @@ __device__ __forceinline__ void draw(const Tile& tile, uint32_t last_dropped, ui
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(256)
-    relu_dropout(const float* x, const float* bias, float* y, uint32_t* mask, float scale,
+    relu_dropout(const value_t* x, const value_t* bias, value_t* y, uint32_t* mask, float scale,
                  uint64_t threshold, uint64_t seed, uint32_t step, uint32_t layer,
                  int64_t first_sample, int64_t b, int64_t n) {
     const Tile tile(n);
@@ -149,8 +155,8 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    relu_dropout_backward(const float* dy, const uint32_t* mask, float* dx, float scale, int64_t b,
-                          int64_t n) {
+    relu_dropout_backward(const value_t* dy, const uint32_t* mask, value_t* dx, float scale,
+                          int64_t b, int64_t n) {
     const Tile tile(n);
     if (tile.row >= b) return;
     Floats<ELEMENTS> values[ROWS];

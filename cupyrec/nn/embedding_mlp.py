@@ -93,7 +93,7 @@ class EmbeddingMLP(Module):
         return (
             arrays.device(ids) == "cpu" and ids.ndim == 2 and len(ids) > 0
             and embedding.padding_idx is None and len(set(fields.tolist())) == len(fields)
-            and pays(embedding.group.width, columns)
+            and pays(embedding.group.width, columns) and self.mlp.amp is None
         )  # fmt: skip
 
     def forward(self, ids: Any) -> Any:

@@ -102,6 +102,7 @@ class FusedMLP(Module):
         return fused_mlp(
             x, self.weights, self.biases,
             dropouts=self.dropouts(), linear_output=self.skip_final_activation, tf32=self.tf32,
+            amp=self.amp,
         )  # fmt: skip
 
     def after_first(self, y: Any) -> Any:
@@ -118,4 +119,5 @@ class FusedMLP(Module):
         return fused_mlp(
             y, self.weights[1:], self.biases[1:],
             dropouts=self.dropouts()[1:], linear_output=self.skip_final_activation, tf32=self.tf32,
+            amp=self.amp,
         )  # fmt: skip

@@ -47,10 +47,6 @@ def _types(source: Any, result: Any) -> dict[str, object]:
     }
 
 
-def _bits(x: Any) -> Any:
-    return x.view(np.uint16) if x.dtype in arrays.HALVES else x
-
-
 def padded_width(columns: int) -> int:
     """Return the next multiple of 8: numbers of 16 bits in whole 16 bytes.
 
@@ -82,20 +78,21 @@ def cast_array(x: Any, dtype: Any) -> Any:
 
 
 def padded(x: Any, dtype: Any) -> Any:
-    """Return x (B, N) of a device as (B, 8 * ceil(N / 8)) of 16 bits, zero beyond column N.
+    """Return x (B, N) as (B, 8 * ceil(N / 8)) of 16 bits, zero beyond column N.
 
     It is x itself where that is so already.
 
     Examples
     --------
-    >>> from cupyrec import sim
-    >>> padded(sim.ones((2, 3), "f4"), np.float16)[0]  # doctest: +SKIP
-    array([1., 1., 1., 0., 0., 0., 0., 0.], dtype=float16)
+    >>> padded(np.ones((1, 3), np.float32), np.float16)
+    array([[1., 1., 1., 0., 0., 0., 0., 0.]], dtype=float16)
     """
     xp = arrays.namespace("cast", x)
     x, width = xp.ascontiguousarray(x), padded_width(x.shape[1])
     if (x.dtype, x.shape[1]) == (dtype, width):
         return x
+    if xp is np:
+        return np.pad(cast_array(x, dtype), ((0, 0), (0, width - x.shape[1])))
     y = xp.empty((len(x), width), dtype)
     _launch(_rows, x, y, *x.shape, width)
     return y
@@ -104,7 +101,9 @@ def padded(x: Any, dtype: Any) -> Any:
 def _launch(kernel: Kernel, x: Any, y: Any, rows: int, columns: int, stride: int) -> None:
     pieces = rows * blocks(stride, _PIECE)
     macros = _types(x.dtype, y.dtype)
-    kernel(_bits(x), _bits(y), rows, columns, stride, pieces, macros=macros, pieces=pieces)
+    kernel(
+        arrays.bits(x), arrays.bits(y), rows, columns, stride, pieces, macros=macros, pieces=pieces
+    )
 
 
 _tables: dict[tuple, Any] = {}  # by what they hold
@@ -112,7 +111,7 @@ _MOST_TABLES = 64
 
 
 def cast_matrices(xs: Sequence[Any], dtype: Any) -> list[Any]:
-    """Return vectors and matrices of float32 on a device in 16 bits, in one launch.
+    """Return vectors and matrices of float32 in 16 bits, on a device in one launch.
 
     Rows and columns are padded with zeros to multiples of 8.
 
@@ -128,12 +127,17 @@ def cast_matrices(xs: Sequence[Any], dtype: Any) -> list[Any]:
 
     Examples
     --------
-    >>> from cupyrec import sim
-    >>> cast_matrices([sim.ones((2, 3), "f4")], np.float16)[0].shape  # doctest: +SKIP
+    >>> cast_matrices([np.ones((2, 3), np.float32)], np.float16)[0].shape
     (8, 8)
     """
     xp = arrays.namespace("cast", *xs)
-    shapes = [tuple(padded_width(n) for n in x.shape) for x in xs]
+    shapes = [tuple(map(padded_width, x.shape)) for x in xs]
+    if xp is np:
+        pads = (
+            [(0, m - n) for m, n in zip(s, x.shape, strict=True)]
+            for s, x in zip(shapes, xs, strict=True)
+        )
+        return [np.pad(cast_array(x, dtype), pad) for x, pad in zip(xs, pads, strict=True)]
     ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)]).tolist()
     flat = xp.empty(ends[-1], dtype)
     rows = tuple(
@@ -147,7 +151,7 @@ def cast_matrices(xs: Sequence[Any], dtype: Any) -> list[Any]:
         _tables[key] = arrays.copy_to(xp, np.array(rows, np.int64))
     pieces = ends[-1] // _PIECE
     macros = _types(np.float32, dtype)
-    _matrices(_tables[key], len(xs), _bits(flat), pieces, macros=macros, pieces=pieces)
+    _matrices(_tables[key], len(xs), arrays.bits(flat), pieces, macros=macros, pieces=pieces)
     return [
         flat[i:j].reshape(shape) for shape, i, j in zip(shapes, ends[:-1], ends[1:], strict=True)
     ]

@@ -80,7 +80,7 @@ _backward = Kernel(
 )  # fmt: skip
 
 
-def _cut(values: list[Any], held: bool) -> dict[str, int]:
+def _cut(values: list[Any], held: bool) -> dict[str, Any]:
     """Macros of a kernel that reads X, the first two of `values`, and may write the others.
 
     All features are loaded at once if they are to be `held` and fit; else some at a time.
@@ -97,27 +97,34 @@ def _cut(values: list[Any], held: bool) -> dict[str, int]:
         "LANES": min(32, 1 << (width // vector - 1).bit_length()),
         "BATCH": features if held else blocks(features, blocks(features, _BATCH)),
         "BFLOAT16": int(sparse.dtype == arrays.HALVES[1]),
+        "value_t": "uint16_t" if sparse.dtype in arrays.HALVES else "float",
     }  # fmt: skip
-
-
-def _bits(values: list[Any]) -> tuple[str, list[Any]]:
-    """The macro value_t, and arrays of that type."""
-    if values[0].dtype not in arrays.HALVES:
-        return "float", values
-    return "uint16_t", [a.view(np.uint16) for a in values]
 
 
 def _forward_device(dense: Any, sparse: Any, out: Any) -> None:
     macros = _cut([dense, sparse], held=False)
-    macros["value_t"], bits = _bits([dense, sparse])
-    _forward(*bits, out, len(out), macros=macros, B=len(out), lanes=macros["LANES"])
+    _forward(
+        arrays.bits(dense),
+        arrays.bits(sparse),
+        out,
+        len(out),
+        macros=macros,
+        B=len(out),
+        lanes=macros["LANES"],
+    )
 
 
 def _backward_device(grad: Any, dense: Any, sparse: Any, ddense: Any, dsparse: Any) -> None:
     values = [dense, sparse, ddense, dsparse]
     macros = _cut(values, held=True)
-    macros["value_t"], bits = _bits(values)
-    _backward(grad, *bits, len(grad), macros=macros, B=len(grad), lanes=macros["LANES"])
+    _backward(
+        grad,
+        *map(arrays.bits, values),
+        len(grad),
+        macros=macros,
+        B=len(grad),
+        lanes=macros["LANES"],
+    )
 
 
 class _FactorizationMachine(Function):

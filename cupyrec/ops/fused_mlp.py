@@ -13,6 +13,11 @@ columns where rows are few. Matmuls are BLAS calls of one thread each, on blocks
 On a GPU a layer is one matmul of cublasLt, and one kernel more where there is dropout: bias, ReLU
 and mask, and in the backward pass the mask, 1 / (1 - rate) and bias gradient of the layer below,
 are part of it. Gradients of weights are a second stream's, beside those of the layers below.
+
+With `amp`, a type of 16 bits, x[l], weight[l] and bias[l] are rounded to it, and so are dz, dx and,
+before dropout, x[l] @ weight[l].T. Sums are float32, and with them the gradients of weights and
+biases; a linear output is float32, and its bias not rounded. On a GPU rows are padded with zeros to
+16 bytes, as tensor cores like them.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import numpy as np
 from cupyrec import arrays, cpu, cublaslt, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.cublaslt import Epilogue
+from cupyrec.ops.cast import cast_array, cast_matrices, padded
 from cupyrec.ops.relu_dropout import (
     Dropout,
     bias_relu_dropout_cpu,
@@ -62,12 +68,18 @@ def _weight_cuts(rows: int, columns: int) -> list[tuple[slice, slice]]:
 
 
 class _FusedMLP(Function):
-    def forward(self, x, *parameters, dropouts, linear_output, tf32):
-        self.weights = parameters[0::2]
+    """With `amp`, arrays of float32 hold what is rounded to 16 bits."""
+
+    def forward(self, x, *parameters, dropouts, linear_output, tf32, amp):
+        self.amp, self.given = amp, x.dtype
+        x = self._rounded(np.ascontiguousarray(x))
+        self.weights = [self._rounded(w) for w in parameters[0::2]]
         self.biases = [np.ascontiguousarray(b) for b in parameters[1::2]]
+        hidden = len(self.biases) - linear_output
+        self.biases[:hidden] = map(self._rounded, self.biases[:hidden])
         self.dropouts, self.linear_output = dropouts, linear_output
         rows = x.shape[0]
-        self.x = [np.ascontiguousarray(x)]
+        self.x = [x]
         self.x += [arrays.empty((rows, w.shape[0]), x.dtype) for w in self.weights]
         self.row_block = _row_block(rows, max(x.shape[1] for x in self.x))
         loop_arguments = [d.loop_arguments(x.dtype) for d in dropouts]
@@ -80,15 +92,26 @@ class _FusedMLP(Function):
                 if linear_output and i == len(self.weights) - 1:
                     y += bias
                 else:
+                    if dropouts[i].rate > 0:  # on a device another kernel goes on from there
+                        self._round(y)
                     bias_relu_dropout_cpu(y, bias, *loop_arguments[i], start)
+                    self._round(y)
 
         with cpu.serial_blas():
             cpu.parallel(block, rows, self.row_block)
-        return self.x[-1]
+        return self.x[-1] if linear_output or amp is None else cast_array(self.x[-1], amp)
+
+    def _rounded(self, x):
+        return x if self.amp is None else cast_array(x, self.amp).astype(np.float32)
+
+    def _round(self, x):
+        if self.amp is not None:
+            np.copyto(x, cast_array(x, self.amp))
 
     def backward(self, dy):
         layers = len(self.weights)
         rows, size = dy.shape[0], self.row_block
+        dy = dy if self.amp is None else dy.astype(np.float32, copy=False)
         dz: list[Any] = [arrays.empty((rows, w.shape[0]), dy.dtype) for w in self.weights]
         dx = arrays.empty(self.x[0].shape, dy.dtype) if self.needs[0] else None
         parts = -(-rows // size)
@@ -100,11 +123,13 @@ class _FusedMLP(Function):
             np.copyto(dz[-1][start:stop], dy[start:stop])
             for i in reversed(range(layers)):
                 grad, bias_sum = dz[i][start:stop], bias_sums[i][start // size]
-                if self.linear_output and i == layers - 1:
-                    np.sum(grad, axis=0, out=bias_sum)
-                else:
+                linear = self.linear_output and i == layers - 1
+                if not linear:
                     scale = dy.dtype.type(self.dropouts[i].scale)
                     relu_dropout_backward_cpu(grad, self.x[i + 1][start:stop], scale, bias_sum)
+                self._round(grad)
+                if linear or self.amp is not None:
+                    np.sum(grad, axis=0, out=bias_sum)
                 if i in small:
                     out = weight_sums[i][start // size]
                     np.matmul(grad.T, self.x[i][start:stop], out=out)
@@ -128,23 +153,37 @@ class _FusedMLP(Function):
             sums.sum(axis=0, out=dweights[i])
         for sums, dbias in zip(bias_sums, dbiases, strict=True):
             sums.sum(axis=0, out=dbias)
+        if dx is not None:
+            self._round(dx)
+            dx = cast_array(dx, self.given)
         return (dx, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
 
 
 class _FusedMLPOnDevice(Function):
-    def forward(self, x, *parameters, dropouts, linear_output, tf32):
+    def forward(self, x, *parameters, dropouts, linear_output, tf32, amp):
+        tf32 = tf32 and amp is None
         matmul = self.matmul = functools.partial(cublaslt.matmul, tf32=tf32)
         xp = arrays.namespace("fused_mlp", x)
-        self.weights = [xp.ascontiguousarray(w) for w in parameters[0::2]]
-        biases = [xp.ascontiguousarray(b) for b in parameters[1::2]]
+        self.given, self.amp = x.dtype, amp
+        contiguous = [xp.ascontiguousarray(p) for p in parameters]
+        if amp is not None:
+            x, own = padded(x, amp), cast_matrices(contiguous, amp)
+        else:
+            x, own = xp.ascontiguousarray(x), contiguous
+        self.weights, biases = own[0::2], own[1::2]
         self.dropouts, self.linear_output = dropouts, linear_output
-        self.x, self.masks = [xp.ascontiguousarray(x)], []
+        self.x, self.masks = [x], []
         for i, (weight, bias) in enumerate(zip(self.weights, biases, strict=True)):
-            y = xp.empty((len(x), len(weight)), np.float32)
-            self.x.append(y)
             if linear_output and i == len(biases) - 1:
-                matmul(self.x[i], weight, y, transpose_b=True, epilogue=Epilogue.BIAS, bias=bias)
-                break
+                bias = contiguous[-1]  # not rounded
+                y = xp.empty((len(x), len(bias)), np.float32)
+                matmul(
+                    self.x[i], weight[: len(bias)], y, transpose_b=True,
+                    epilogue=Epilogue.BIAS, bias=bias,
+                )  # fmt: skip
+                return y
+            y = xp.empty((len(x), len(weight)), x.dtype)
+            self.x.append(y)
             mask = xp.empty((len(x), mask_words(len(weight))), np.uint32)
             self.masks.append(mask)
             if dropouts[i].rate > 0:
@@ -155,14 +194,14 @@ class _FusedMLPOnDevice(Function):
                     self.x[i], weight, y, transpose_b=True,
                     epilogue=Epilogue.RELU_AUX_BIAS, bias=bias, aux=mask,
                 )  # fmt: skip
-        return self.x[-1]
+        return xp.ascontiguousarray(y[:, : len(contiguous[-1])])
 
     def backward(self, dy):
         matmul = self.matmul
         xp, last = arrays.namespace("fused_mlp", dy), len(self.weights) - 1
         dweights = [self.grad_room(1 + 2 * i) for i in range(last + 1)]
         dbiases = [self.grad_room(2 + 2 * i) for i in range(last + 1)]
-        dx, dz = None, xp.ascontiguousarray(dy)
+        dx, dz = None, xp.ascontiguousarray(dy) if self.amp is None else padded(dy, self.amp)
         if not self.linear_output:
             dz = relu_dropout_backward(dz, self.masks[last], self.dropouts[last])
         summed = False  # whether the bias gradient of this layer has come with its dz
@@ -173,16 +212,17 @@ class _FusedMLPOnDevice(Function):
                 weight = self.weights[i]
                 if i == 0:
                     if self.needs[0]:
-                        dx = xp.empty(self.x[0].shape, np.float32)
-                        matmul(dz, weight, dx)
+                        dx = xp.empty((len(dz), dweights[0].shape[1]), self.given)
+                        matmul(dz, weight[:, : dx.shape[1]], dx)
                     break
-                below, dropout = xp.empty(self.x[i].shape, np.float32), self.dropouts[i - 1]
-                summed = len(weight) > 1
+                below, dropout = xp.empty(self.x[i].shape, dz.dtype), self.dropouts[i - 1]
+                epilogue = dict(alpha=dropout.scale, aux=self.masks[i - 1])
+                summed = len(weight) > 1 and self.amp is None
                 if summed:
-                    matmul(
-                        dz, weight, below, alpha=dropout.scale,
-                        epilogue=Epilogue.DRELU_BGRAD, bias=dbiases[i - 1], aux=self.masks[i - 1],
-                    )  # fmt: skip
+                    epilogue |= dict(epilogue=Epilogue.DRELU_BGRAD, bias=dbiases[i - 1])
+                    matmul(dz, weight, below, **epilogue)
+                elif self.amp is not None:  # its bias gradient would be of 16 bits
+                    matmul(dz, weight, below, epilogue=Epilogue.DRELU, **epilogue)
                 else:  # which cublasLt doesn't do for a sum of one term
                     matmul(dz, weight, below)
                     below = relu_dropout_backward(below, self.masks[i - 1], dropout)
@@ -191,12 +231,13 @@ class _FusedMLPOnDevice(Function):
 
     def _weight_gradient(self, i, dz, dweight, dbias):
         """Write the gradient of a weight, and of its bias unless that is there already."""
-        epilogue, bias = Epilogue.DEFAULT, None
-        if dbias is not None and min(len(dz), *dweight.shape) > 1:
+        rows, columns = dweight.shape
+        dz, x, epilogue, bias = dz[:, :rows], self.x[i][:, :columns], Epilogue.DEFAULT, None
+        if dbias is not None and min(len(dz), rows, columns) > 1:
             epilogue, bias = Epilogue.BGRADB, dbias
         elif dbias is not None:  # which cublasLt doesn't do for one row or column
-            dz.sum(axis=0, out=dbias)
-        self.matmul(dz, self.x[i], dweight, transpose_a=True, epilogue=epilogue, bias=bias)
+            dz.astype(np.float32, copy=False).sum(axis=0, out=dbias)
+        self.matmul(dz, x, dweight, transpose_a=True, epilogue=epilogue, bias=bias)
 
 
 def fused_mlp(
@@ -207,12 +248,13 @@ def fused_mlp(
     dropouts: Sequence[Dropout] | None = None,
     linear_output: bool = False,
     tf32: bool = False,
+    amp: str | None = None,
 ) -> Any:
     """Return the output of the perceptron above.
 
     Parameters
     ----------
-    x : (B, N[0]) array or Tensor of float32, on the CPU also float64
+    x : (B, N[0]) array or Tensor of float32, on the CPU also float64, with `amp` also of that type
     weights : sequence of (N[l+1], N[l]) arrays or Tensors
     biases : sequence of (N[l+1],) arrays or Tensors
     dropouts : sequence of Dropout, optional
@@ -221,10 +263,13 @@ def fused_mlp(
         Whether the last layer goes without ReLU and dropout.
     tf32 : bool
         Whether a GPU may round what it multiplies to TF32, 10 bits of the fraction.
+    amp : {None, "float16", "bfloat16"}
+        What is multiplied in, see above; weights and biases are then float32.
 
     Returns
     -------
     (B, N[-1]) array or Tensor
+        Of the type of `x`; with `amp` of that type, or if `linear_output` of float32.
 
     Raises
     ------
@@ -247,16 +292,17 @@ def fused_mlp(
             "fused_mlp: 'weights' and 'biases' must be equally many, at least one, "
             f"got {len(weights)} and {len(biases)}."
         )
-    floats = (np.float32, np.float64) if xp is np else (np.float32,)
+    floats = (np.float32, np.float64) if xp is np and amp is None else (np.float32,)
     errors.dtype("fused_mlp", "weights[0]", raw[1], *floats)
-    errors.dtype("fused_mlp", "x", raw[0], raw[1].dtype)
+    half = _half(amp)
+    errors.dtype("fused_mlp", "x", raw[0], raw[1].dtype, *([] if half is None else [half]))
     _, columns = errors.axes("fused_mlp", **{"weights[0]": (raw[1], "M N"), "x": (raw[0], "B N")})[
         :2
     ]
     for i in range(len(weights)):
         weight, bias = raw[1 + i], raw[1 + len(weights) + i]
-        errors.dtype("fused_mlp", f"weights[{i}]", weight, raw[0].dtype)
-        errors.dtype("fused_mlp", f"biases[{i}]", bias, raw[0].dtype)
+        errors.dtype("fused_mlp", f"weights[{i}]", weight, raw[1].dtype)
+        errors.dtype("fused_mlp", f"biases[{i}]", bias, raw[1].dtype)
         named = {f"weights[{i}]": (weight, f"N {columns}"), f"biases[{i}]": (bias, "N")}
         (columns,) = errors.axes("fused_mlp", **named)
     dropouts = tuple(dropouts) if dropouts is not None else (Dropout(),) * len(weights)
@@ -268,4 +314,11 @@ def fused_mlp(
         check_dropout("fused_mlp", f"dropouts[{i}]", dropout, len(raw[0]))
     pairs = [p for pair in zip(weights, biases, strict=True) for p in pair]
     op = _FusedMLP if xp is np else _FusedMLPOnDevice
-    return op.apply(x, *pairs, dropouts=dropouts, linear_output=linear_output, tf32=tf32)
+    return op.apply(x, *pairs, dropouts=dropouts, linear_output=linear_output, tf32=tf32, amp=half)
+
+
+def _half(amp: str | None) -> np.dtype | None:
+    found = [dtype for dtype in arrays.HALVES if dtype.name == amp]
+    if amp is not None and not found:
+        raise ValueError(f"fused_mlp: 'amp' must be None, 'float16' or 'bfloat16', got {amp!r}.")
+    return found[0] if found else None

@@ -19,7 +19,7 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.autograd import Function, Tensor
-from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.random import philox4x32
 
 __all__ = ["Dropout", "mask_words", "relu_dropout", "relu_dropout_backward"]
@@ -157,29 +157,36 @@ def _geometry(B: int, N: int) -> Geometry:
 
 _forward = Kernel(
     "relu_dropout.cu", "relu_dropout",
-    "const float* x, const float* bias, float* y, uint32_t* mask, float scale, uint64_t threshold,"
-    " uint64_t seed, uint32_t step, uint32_t layer, int64_t first_sample, int64_t b, int64_t n",
+    "const value_t* x, const value_t* bias, value_t* y, uint32_t* mask, float scale,"
+    " uint64_t threshold, uint64_t seed, uint32_t step, uint32_t layer, int64_t first_sample,"
+    " int64_t b, int64_t n",
     _geometry,
 )  # fmt: skip
 _backward = Kernel(
     "relu_dropout.cu", "relu_dropout_backward",
-    "const float* dy, const uint32_t* mask, float* dx, float scale, int64_t b, int64_t n",
+    "const value_t* dy, const uint32_t* mask, value_t* dx, float scale, int64_t b, int64_t n",
     _geometry,
 )  # fmt: skip
 
 
-def _macros(columns: int, *arrays: Any) -> dict[str, int]:
-    return {"VECTOR": 4 if vector_width(columns, *arrays) == 4 else 1, "ROWS": _WARP_ROWS}
+def _macros(columns: int, *values: Any) -> dict[str, Any]:
+    size, half = values[0].dtype.itemsize, values[0].dtype in arrays.HALVES
+    wide = columns % 4 == 0 and not any(arrays.address(x) % (4 * size) for x in values)
+    return {
+        "VECTOR": 4 if wide else 1, "ROWS": _WARP_ROWS,
+        "value_t": "uint16_t" if half else "float",
+        "BFLOAT16": int(values[0].dtype == arrays.HALVES[1]),
+    }  # fmt: skip
 
 
 def bias_relu_dropout_device(
     x: Any, bias: Any, y: Any, mask: Any, dropout: Dropout, first_sample: int = 0
 ) -> None:
-    """Write y and mask; y may be x. All arrays are C-contiguous."""
+    """Write y and mask; y may be x. C-contiguous; x, bias and y of one float type."""
     rows, columns = x.shape
     _forward(
-        x, bias, y, mask, *dropout.loop_arguments(np.dtype(np.float32)), first_sample,
-        rows, columns, macros=_macros(columns, x, bias, y), B=rows, N=columns,
+        *map(arrays.bits, (x, bias, y)), mask, *dropout.loop_arguments(np.dtype(np.float32)),
+        first_sample, rows, columns, macros=_macros(columns, x, bias, y), B=rows, N=columns,
     )  # fmt: skip
 
 
@@ -262,7 +269,7 @@ def relu_dropout_backward(dy: Any, mask: Any, dropout: Dropout = _NO_DROPOUT) ->
 
     Parameters
     ----------
-    dy : (B, N) array of float32, on the CPU also float64
+    dy : (B, N) array of float32, on the CPU also float64, on devices also float16 and bfloat16
     mask : (B, 4 * ceil(N / 128)) array of uint32
         As `relu_dropout` returned it.
     dropout : Dropout
@@ -280,17 +287,20 @@ def relu_dropout_backward(dy: Any, mask: Any, dropout: Dropout = _NO_DROPOUT) ->
     array([[0., 6.]])
     """
     xp = arrays.namespace("relu_dropout_backward", dy, mask)
-    errors.dtype("relu_dropout_backward", "dy", dy, *_floats(xp))
+    halves = () if xp is np else arrays.HALVES
+    errors.dtype("relu_dropout_backward", "dy", dy, *_floats(xp), *halves)
     errors.dtype("relu_dropout_backward", "mask", mask, np.uint32)
     rows, columns = errors.axes("relu_dropout_backward", dy=(dy, "B N"))
     errors.axes("relu_dropout_backward", dy=(dy, "B N"), mask=(mask, f"B {mask_words(columns)}"))
     dy, mask = xp.ascontiguousarray(dy), xp.ascontiguousarray(mask)
     dx = xp.empty(dy.shape, dy.dtype)
-    scale = dy.dtype.type(dropout.scale)
     if xp is not np:
-        macros = _macros(columns, dy, dx)
-        _backward(dy, mask, dx, scale, rows, columns, macros=macros, B=rows, N=columns)
+        _backward(
+            arrays.bits(dy), mask, arrays.bits(dx), np.float32(dropout.scale), rows, columns,
+            macros=_macros(columns, dy, dx), B=rows, N=columns,
+        )  # fmt: skip
         return dx
+    scale = dy.dtype.type(dropout.scale)
 
     def block(start: int, stop: int) -> None:
         _apply_mask(dy[start:stop], mask[start:stop], scale, dx[start:stop])

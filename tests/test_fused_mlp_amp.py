@@ -1,0 +1,185 @@
+"""The perceptron in mixed precision, on the CPU and on devices."""
+
+import numpy as np
+import oracle
+import pytest
+from test_fused_mlp import flat, parameters, small, truth
+
+from cupyrec import Tensor, arrays, fused_mlp, nn
+from cupyrec.nn import EmbeddingMLP, MultiTableEmbedding
+from cupyrec.ops.relu_dropout import Dropout
+
+f32 = np.float32
+HALVES = [dtype.name for dtype in arrays.HALVES]
+SHAPES = oracle.covering((0, 1, 3, 17, 127), (1, 8, 13), (1, 10, 16), (1, 3, 8))
+DROPOUTS = [Dropout(0.5, 7, 11, 0), Dropout(0.0), Dropout(0.75, 2**40, 11, 2)]
+
+
+def run(xp, x, weights, biases, dy, amp, **options):
+    """Output, then the gradients of x, weights and biases, as NumPy arrays of float32."""
+    x, *both = (Tensor(arrays.copy_to(xp, a), requires_grad=True) for a in (x, *weights, *biases))
+    weights, biases = both[: len(weights)], both[len(weights) :]
+    y = fused_mlp(x, weights, biases, amp=amp, **options)
+    linear = options.get("linear_output", False)
+    assert y.dtype.name == ("float32" if linear else amp)
+    y.backward(arrays.copy_to(xp, dy.astype(y.dtype)))
+    assert [p.grad.dtype for p in both] == [f32] * len(both)
+    assert x.grad.dtype == x.dtype
+    return [arrays.to_host(a).astype(f32) for a in (y.data, x.grad, *(p.grad for p in both))]
+
+
+def data(make, rows, sizes):
+    x, dy = make((rows, sizes[0]), f32, seed=8), make((rows, sizes[-1]), f32, seed=9)
+    return x, *parameters(sizes, make), dy
+
+
+def odd(shape, dtype, seed):
+    """No sum is 0, where cublasLt's mask may be what it likes."""
+    return 2 * small(shape, dtype, seed) + dtype(len(shape) == 1)
+
+
+@pytest.mark.parametrize("amp", HALVES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_integer_data_is_exact_but_for_one_rounding(np_or_xp, shape, amp):
+    """Numbers of few bits: what lies between is exact, the gradient of x is rounded."""
+    x, weights, biases, dy = data(small, shape[0], shape[1:])
+    biases = [b + f32(0.5) ** (i + 1) for i, b in enumerate(biases)]  # no sum is 0
+    for linear_output in (False, True):
+        got = run(np_or_xp, x, weights, biases, dy, amp, linear_output=linear_output)
+        expected = flat(truth(x, weights, biases, dy, linear_output=linear_output))
+        for a, b in zip(got, expected, strict=True):
+            assert a.shape == b.shape
+            if np.abs(b).max(initial=0) <= 128:
+                oracle.check_exact(a, b)
+
+
+@pytest.mark.parametrize("amp", HALVES)
+@pytest.mark.parametrize("linear_output", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 33])
+def test_dropout_is_applied_where_philox_says(np_or_xp, rows, linear_output, amp):
+    case = data(odd, rows, (3, 5, 3, 5))
+    options = dict(dropouts=DROPOUTS, linear_output=linear_output)
+    got, expected = run(np_or_xp, *case, amp, **options), flat(truth(*case, **options))
+    np.testing.assert_array_equal(got[0] == 0, expected[0] == 0)
+    for a, b in zip(got, expected, strict=True):
+        atol = np.finfo(np.float16).eps * 8 * 4 * np.abs(b).max(initial=0)
+        np.testing.assert_allclose(a, b, atol=atol)
+
+
+def rounded(x, amp):
+    return x.astype(arrays.HALVES[HALVES.index(amp)]).astype(f32)
+
+
+@pytest.mark.parametrize("amp", HALVES)
+@pytest.mark.parametrize("sizes", [(130, 64), (13, 128, 64, 16), (479, 33, 1)], ids=str)
+def test_error_is_that_of_rounding_in_between(np_or_xp, sizes, amp):
+    x, weights, biases, dy = case = data(oracle.normals, 127, sizes)
+    naive_w = [rounded(w, amp) for w in weights]
+    layers = [rounded(x, amp)]
+    for i, (weight, bias) in enumerate(zip(naive_w, biases, strict=True)):
+        linear = i == len(weights) - 1
+        z = layers[-1] @ weight.T + (bias if linear else rounded(bias, amp))
+        layers.append(z if linear else rounded(np.maximum(z, f32(0)), amp))
+    dweights, dbiases, grad = [], [], rounded(dy, amp)
+    for i in reversed(range(len(weights))):
+        dweights.insert(0, grad.T @ layers[i])
+        dbiases.insert(0, grad.sum(axis=0))
+        grad = grad @ naive_w[i]
+        grad = rounded(grad * (layers[i] > 0) if i else grad, amp)
+    naive = [layers[-1], grad, *dweights, *dbiases]
+    got = run(np_or_xp, *case, amp, linear_output=True)
+    for a, b, c in zip(got, naive, flat(truth(*case, linear_output=True)), strict=True):
+        oracle.check_error(a, b, c)
+
+
+@pytest.mark.parametrize("amp", HALVES)
+@pytest.mark.parametrize("linear_output", [False, True])
+def test_devices_agree_within_rounding(xp, linear_output, amp):
+    case = data(oracle.normals, 127, (13, 64, 130, 5))
+    case = (rounded(case[0], amp).astype(arrays.HALVES[HALVES.index(amp)]), *case[1:])
+    options = dict(dropouts=DROPOUTS, linear_output=linear_output)
+    eps = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[amp]
+    for a, b in zip(run(xp, *case, amp, **options), run(np, *case, amp, **options), strict=True):
+        assert np.linalg.norm(a - b) <= 2 * eps * np.linalg.norm(b)  # a unit at 0 may go either way
+
+
+def test_same_bits(np_or_xp):
+    case = data(oracle.normals, 65, (13, 64, 3))
+    dropouts = [Dropout(0.3, 1, 2, layer) for layer in range(2)]
+    first, second = (run(np_or_xp, *case, "float16", dropouts=dropouts) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_thread_order(xp):
+    case = data(oracle.normals, 9, (10, 33, 4))
+
+    def call():
+        got = run(xp, *case, "bfloat16", dropouts=DROPOUTS[:2])
+        return [xp.asarray(a) for a in got]
+
+    oracle.check_thread_order(xp, call)
+
+
+def test_a_gradient_that_overflows_is_infinite(np_or_xp):
+    x, weights, biases, dy = data(oracle.normals, 17, (8, 16, 8))
+    dy = np.clip(dy * f32(1e6), -6e4, 6e4)  # what float16 still holds
+    with np.errstate(invalid="ignore"):
+        _, dx, *gradients = run(np_or_xp, x, weights, biases, dy, "float16")
+    assert not np.isfinite(gradients[0]).all()
+    assert np.isfinite(gradients[1]).all()
+    assert not np.isfinite(dx).all()
+
+
+def test_launches(sim):
+    """Two casts forward; a matmul, or two, a layer."""
+    x, weights, biases, dy = data(oracle.normals, 33, (13, 64, 128, 5))
+    x, dy, *both = (sim.asarray(a) for a in (x, dy, *weights, *biases))
+    tensors = [Tensor(a, requires_grad=True) for a in (x, *both)]
+    for _ in range(3):
+        with sim.record() as seen:
+            y = fused_mlp(
+                tensors[0], tensors[1:4], tensors[4:],
+                dropouts=DROPOUTS, linear_output=True, amp="float16",
+            )  # fmt: skip
+            forward = [launch.name for launch in seen.launches]
+            y._node.backward(dy)
+            backward = [launch.name for launch in seen.launches[len(forward) :]]
+            del y
+    assert (seen.syncs, seen.allocations) == (0, 0)
+    gemm = "cublaslt.matmul"
+    assert forward == ["cast_rows", "cast_matrices", gemm, "relu_dropout", gemm, gemm]
+    assert sorted(backward) == ["cast_rows", *[gemm] * 6]
+
+
+@pytest.mark.parametrize("amp", HALVES)
+def test_layers_read_what_their_model_says(amp):
+    x = oracle.normals((5, 6))
+    mlp = nn.FusedMLP(6, [7], 3)
+    plain = mlp(x).data
+    mlp.amp = amp
+    y = mlp(x)
+    assert y.dtype.name == amp
+    np.testing.assert_allclose(y.numpy().astype(f32), plain, atol=0.02)
+    assert mlp.after_first(np.zeros((2, 7), f32)).dtype.name == amp
+    embedding = MultiTableEmbedding(8, 32)
+    layer = EmbeddingMLP(embedding, [16], 1, skip_final_activation=True)
+    ids = np.arange(64).reshape(8, 8)
+    plain = layer(ids).numpy()
+    layer.amp = amp
+    got = layer(ids).numpy()
+    assert (got != plain).any()
+    np.testing.assert_allclose(got, plain, atol=0.02)
+
+
+def test_refuses():
+    x, weights, biases, _ = data(oracle.normals, 3, (2, 3))
+    text = "fused_mlp: 'amp' must be None, 'float16' or 'bfloat16', got 'float32'."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        fused_mlp(x, weights, biases, amp="float32")
+    text = "fused_mlp: 'x' must be float32 or float16, got bfloat16."
+    with pytest.raises(TypeError, match=oracle.sentence(text)):
+        fused_mlp(x.astype(arrays.HALVES[1]), weights, biases, amp="float16")
+    text = "fused_mlp: 'weights[0]' must be float32, got float64."
+    with pytest.raises(TypeError, match=oracle.sentence(text)):
+        fused_mlp(x, [weights[0].astype(float)], biases, amp="float16")
