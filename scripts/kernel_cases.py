@@ -20,7 +20,6 @@ from kernel_inputs import (
     CASES,
     FEATURES,
     FULL_BATCH,
-    PARAMETERS,
     TABLES,
     Rows,
     Work,
@@ -37,7 +36,6 @@ from cupyrec.autograd import Tensor, unit_gradient
 from cupyrec.ops import (
     bags,
     bce_with_logits,
-    clip_scale,
     embedding_rows,
     hash_table,
     initial_vectors,
@@ -46,7 +44,6 @@ from cupyrec.ops import (
     relu_dropout,
     segment_sum,
     stochastic_rounding,
-    sum_squares,
     unique_keys,
 )
 
@@ -385,28 +382,4 @@ def _bce_and_gradient(xp: ModuleType, batch: int, width: int, samples: int = 0) 
     return Work(
         call, 12 * z.size + 4, shape, {"B": FULL_BATCH},
         naive=lambda: (naive.bce(xp, z, y), naive.bce_backward(xp, z, y)),
-    )  # fmt: skip
-
-
-def _one(x: Any, dtype: type) -> Any:
-    """What is a float on the CPU, as devices give it."""
-    return np.full(1, x, dtype) if isinstance(x, float) else x
-
-
-@case("sum_squares")
-def _squares(xp: ModuleType, batch: int, width: int) -> Work:
-    x = floats(xp, PARAMETERS if batch >= FULL_BATCH else 1024 * batch)
-    return Work(
-        lambda: (_one(sum_squares.sum_squares(x), np.float64),), 4 * x.size + 8, f"N={x.size}",
-        {"N": PARAMETERS}, naive=lambda: ((x * x).sum(dtype=np.float64, keepdims=True),),
-    )  # fmt: skip
-
-
-@case("clip_scale")
-def _clip(xp: ModuleType, _batch: int, width: int) -> Work:
-    parts = [1.0, 1.0] if xp is np else [xp.ones(1, np.float64), xp.ones(1, np.float64)]
-    loss = xp.ones((), np.float32)
-    return Work(
-        lambda: (_one(clip_scale.clip_scale(parts, 1.0, loss), np.float32),), 24, "K=2",
-        naive=lambda: (naive.clip_scale(xp, parts, 1.0, loss).reshape(1),),
     )  # fmt: skip

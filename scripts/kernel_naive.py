@@ -181,8 +181,8 @@ def bce_backward(xp: ModuleType, z: Any, y: Any) -> Any:
     return (1 / (1 + xp.exp(-z)) - y) / z.size
 
 
-def clip_scale(xp: ModuleType, squares: list[Any], limit: float, loss: Any) -> Any:
-    norm = xp.sqrt(sum(squares))
+def clip_scale(xp: ModuleType, gradients: list[Any], limit: float, loss: Any) -> Any:
+    norm = xp.sqrt(sum((g * g).sum(dtype=np.float64) for g in gradients))
     scale = xp.minimum(1, limit / xp.maximum(norm, 1e-30))
     return xp.where(xp.isfinite(norm) & xp.isfinite(loss), scale, np.nan).astype(np.float32)
 

@@ -16,6 +16,7 @@ from cupyrec.ops import (
     adam,
     adam_history,
     catch_up_adam,
+    clip_scale,
     ftrl,
     momentum,
     rowwise_adagrad,
@@ -152,4 +153,21 @@ def _caught_up_vectors(xp: ModuleType, batch: int, width: int) -> Work:
     return Work(
         lambda: (catch_up_adam.caught_up_vectors(held.memory, held.rows, width, HISTORY),),
         held.read + 4 * len(held.rows) * width, f"U={len(held.rows)} D={width}", naive=plain,
+    )  # fmt: skip
+
+
+@case("clip_scale")
+def _clip(xp: ModuleType, batch: int, width: int) -> Work:
+    """Gradients of the MLPs, and of two groups of rows."""
+    n = PARAMETERS if batch >= FULL_BATCH else 1024 * batch
+    gradients = [floats(xp, n), floats(xp, n // 2), floats(xp, n // 4)]
+    loss = xp.ones((), np.float32)
+
+    def call() -> tuple:
+        scale = clip_scale.clip_scale(gradients, 1.0, loss)
+        return (np.full(1, scale, np.float32) if xp is np else scale,)
+
+    return Work(
+        call, 7 * n + 12, f"N={n} + {n // 2} + {n // 4}", {"grid": 7 * PARAMETERS // 4 // 2048},
+        naive=lambda: (naive.clip_scale(xp, gradients, 1.0, loss).reshape(1),),
     )  # fmt: skip

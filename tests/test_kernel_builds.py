@@ -26,6 +26,7 @@ from cupyrec.ops import (
     bce_with_logits,
     cast,
     catch_up_adam,
+    clip_scale,
     dot_interaction,
     embedding_rows,
     factorization_machine,
@@ -37,7 +38,6 @@ from cupyrec.ops import (
     rowwise_adagrad,
     segment_sum,
     stochastic_rounding,
-    sum_squares,
     unique_keys,
 )
 
@@ -154,7 +154,7 @@ def vectors(shift):
     a, b, c, d = (floats(8, shift=shift) for _ in range(4))
     for _, states, update, _, _, constants in kernel_cases.OPTIMIZERS:
         update(*(a, b, c, d)[: states + 2], **constants)
-    sum_squares.sum_squares(a)
+    clip_scale.clip_scale([a])
     bce_with_logits.bce_with_logits(Tensor(a, requires_grad=True), b)
     x, bias = floats(2, 8, shift=shift), floats(8)
     _, mask = relu_dropout.relu_dropout(x, bias)

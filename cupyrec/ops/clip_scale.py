@@ -1,6 +1,7 @@
 """The factor that clips gradients to a global norm, or says that nothing may be updated.
 
-    scale = min(1, clip_norm / sqrt(sum of squares)), 1 without `clip_norm`
+    norm = sqrt(sum over all elements of all arrays of x^2), in float64
+    scale = min(1, clip_norm / norm), 1 without `clip_norm`
     NaN where the norm or the loss is not finite
 
 On a device it stays there: update kernels read it, and update nothing where it is NaN.
@@ -8,6 +9,7 @@ On a device it stays there: update kernels read it, and update nothing where it 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from types import ModuleType
@@ -15,26 +17,41 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, errors
-from cupyrec.kernel import Geometry, Kernel
+from cupyrec import arrays, cpu, errors
+from cupyrec.kernel import Geometry, Kernel, blocks, counters, vector_width
 
 __all__ = ["clip_scale", "scale_pointer", "scale_value"]
 
+_ELEMENTS = 65536  # elements a block of the CPU
+_TILE, _MOST_BLOCKS = 2048, 2048  # of the kernel: elements at a time, blocks an array
+_ARRAYS = 4  # a launch
+
+
+@cpu.loop
+def _sum_squares(x):
+    total = 0.0
+    for i in range(x.size):
+        total += np.float64(x[i]) * np.float64(x[i])
+    return total
+
+
 _clip = Kernel(
     "clip_scale.cu", "clip_scale",
-    "const double* squares, int count, double clip_norm, const float* loss, float* scale",
-    lambda: Geometry(1, 32), optional="squares loss",
+    ", ".join(f"const float* x{k}, int64_t n{k}, int end{k}" for k in range(_ARRAYS))
+    + ", double* parts, int first, int count, uint32_t* counter, double clip_norm,"
+    " const float* loss, float* scale",
+    lambda grid: Geometry(grid, 256), optional="x0 x1 x2 x3 counter loss",
 )  # fmt: skip
 
 
-def clip_scale(squares: Sequence[Any], clip_norm: float | None, loss: Any = None) -> Any:
+def clip_scale(gradients: Sequence[Any], clip_norm: float | None = None, loss: Any = None) -> Any:
     """Return the factor of all gradients, NaN where nothing may be updated.
 
     Parameters
     ----------
-    squares : sequence of float, or of (1,) arrays of float64 on one device
-        Sums of squares, see `sum_squares`; none where the loss alone is looked at.
-    clip_norm : float or None
+    gradients : sequence of arrays of float32
+        At least one, all on one device.
+    clip_norm : float, optional
         Largest norm, above 0.
     loss : float, or () or (1,) array of float32, optional
         On the CPU of any floating dtype.
@@ -51,31 +68,62 @@ def clip_scale(squares: Sequence[Any], clip_norm: float | None, loss: Any = None
 
     Examples
     --------
-    >>> clip_scale([9.0, 16.0], clip_norm=1.0)
+    >>> gradients = np.array([3.0], np.float32), np.array([4.0], np.float32)
+    >>> clip_scale(gradients, clip_norm=1.0)
     0.2
-    >>> clip_scale([9.0], clip_norm=None, loss=np.float32(np.inf))
+    >>> clip_scale(gradients, loss=np.float32(np.inf))
     nan
     """
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_scale: 'clip_norm' must be positive, got {clip_norm}.")
-    given = [*squares, *([] if loss is None else [loss])]
     limit = math.inf if clip_norm is None else float(clip_norm)
-    if all(arrays.device(x) in (None, "cpu") for x in given):
-        norm = math.sqrt(sum(squares))
+    xp = arrays.namespace("clip_scale", *gradients)
+    for x in gradients:
+        errors.dtype("clip_scale", "gradients", x, np.float32)
+    if xp is np:
+        norm = math.sqrt(sum(map(_sum_on_cpu, gradients)))
         finite = math.isfinite(norm) and (loss is None or np.isfinite(loss).all())
         return (min(1.0, limit / norm) if norm else 1.0) if finite else math.nan
-    xp = arrays.namespace("clip_scale", *given)
-    for x in squares:
-        errors.dtype("clip_scale", "squares", x, np.float64)
-        errors.axes("clip_scale", squares=(x, "1"))
     if loss is not None:
         errors.dtype("clip_scale", "loss", loss, np.float32)
         if loss.size != 1:
             raise ValueError(f"clip_scale: 'loss' must be one number, got shape {loss.shape}.")
-    every = xp.concatenate(squares) if len(squares) > 1 else next(iter(squares), None)
     scale = xp.empty(1, np.float32)
-    _clip(every, len(squares), limit, loss, scale)
+    _launch(xp, gradients, limit, loss, scale)
     return scale
+
+
+def _sum_on_cpu(x: np.ndarray) -> float:
+    flat = x.reshape(-1)
+    parts = np.zeros(blocks(flat.size, _ELEMENTS))
+
+    def block(i: int, j: int) -> None:
+        parts[i // _ELEMENTS] = _sum_squares(flat[i:j])
+
+    cpu.parallel(block, flat.size, _ELEMENTS)
+    return float(parts.sum())
+
+
+def _launch(xp: ModuleType, gradients: Sequence[Any], *last: Any) -> None:
+    """Launch once for every four arrays; the last launch finishes what the others began."""
+    held = [xp.ascontiguousarray(x) for x in gradients if x.size]
+    fours = [held[i : i + _ARRAYS] for i in range(0, len(held), _ARRAYS)] or [[]]
+    ends = [
+        list(itertools.accumulate(min(blocks(x.size, _TILE), _MOST_BLOCKS) for x in four))
+        for four in fours
+    ]
+    grids = [four[-1] if four else 1 for four in ends]
+    parts = xp.empty(sum(grids), np.float64)
+    none = [(None, 0)] * _ARRAYS
+    for i, (four, grid) in enumerate(zip(fours, grids, strict=True)):
+        table = [*((x, x.size) for x in four), *none][:_ARRAYS]
+        stops = [*ends[i], *[grid] * _ARRAYS]
+        flat = [value for (x, n), end in zip(table, stops, strict=False) for value in (x, n, end)]
+        first, final = sum(grids[:i]), i == len(fours) - 1
+        _clip(
+            *flat, parts, first, sum(grids), counters(xp, 1) if final else None, *last,
+            macros={"VECTOR": vector_width(4, *four)}, grid=grid,
+        )  # fmt: skip
 
 
 def scale_pointer(xp: ModuleType, scale: Any) -> Any:

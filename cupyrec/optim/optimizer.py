@@ -16,7 +16,6 @@ from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group, RowGradients, StatePart
 from cupyrec.ops.clip_scale import clip_scale
 from cupyrec.ops.embedding_rows import Rounding, RowMemory
-from cupyrec.ops.sum_squares import sum_squares
 from cupyrec.optim.parameter_group import ParameterGroup
 
 __all__ = ["Optimizer"]
@@ -254,14 +253,14 @@ class Optimizer(ABC):
 
     def _scale(self, loss: Any, rows: list[RowGradients], dense: list[Any]) -> Any:
         """The factor of all gradients; on a device an array, NaN where nothing may be updated."""
-        squares = sum_squares(*(g.values for g in rows), *dense)
-        scale = clip_scale([squares], self.clip_norm, loss)
+        gradients = [*(g.values for g in rows), *dense]
+        scale = clip_scale(gradients, self.clip_norm, loss)
         if self._xp is np and math.isnan(scale):
-            if math.isfinite(squares):
-                what = f"the loss must be finite, got {loss}"
-            else:
+            if found := self._not_finite(rows, dense):
                 own = " + l2 * weight" * any(share.l2 for share in self.parameter_groups)
-                what = f"gradients{own} must be finite, got {self._not_finite(rows, dense)}"
+                what = f"gradients{own} must be finite, got {found}"
+            else:
+                what = f"the loss must be finite, got {loss}"
             raise FloatingPointError(f"{type(self).__name__}.step: {what} in step {self.t + 1}.")
         return scale
 
