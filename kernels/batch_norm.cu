@@ -177,6 +177,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     const float unbiased = __fdiv_rn(all.squares.at[0], all.count - 1.0f);
     mean[column] = center;
     rstd[column] = __frcp_rn(__fsqrt_rn(__fdiv_rn(all.squares.at[0], all.count) + eps));
+    if (!isfinite(center) || !isfinite(unbiased)) return;
     running_mean[column] = fmaf(momentum, center, (1.0f - momentum) * running_mean[column]);
     running_var[column] = fmaf(momentum, unbiased, (1.0f - momentum) * running_var[column]);
 }

@@ -53,7 +53,8 @@ class BatchNorm1d(Module):
     """Normalization of each column over the batch. x (B, features) -> (B, features).
 
     Training takes the mean and variance of the batch, which must have 2 rows or more, and moves the
-    running ones; evaluation takes these. An empty batch changes nothing.
+    running ones; evaluation takes these. An empty batch changes nothing, nor does a column whose
+    mean or variance isn't finite change its own: such a step is left out, and training goes on.
 
     Parameters
     ----------

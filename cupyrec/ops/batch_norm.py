@@ -113,8 +113,10 @@ def _statistics(x: np.ndarray, eps: float, momentum: float, running: tuple) -> t
     mean, squares = _moments(x)
     mean += x[0]
     one, momentum = x.dtype.type(1), x.dtype.type(momentum)
-    for kept, new in zip(running, (mean, squares / x.dtype.type(len(x) - 1)), strict=True):
-        kept[...] = (one - momentum) * kept + momentum * new
+    news = mean, squares / x.dtype.type(len(x) - 1)
+    finite = np.isfinite(news).all(axis=0)
+    for kept, new in zip(running, news, strict=True):
+        np.copyto(kept, (one - momentum) * kept + momentum * new, where=finite)
     return mean, one / np.sqrt(squares / x.dtype.type(len(x)) + x.dtype.type(eps))
 
 
@@ -284,7 +286,8 @@ def batch_norm(
     x : (B, N) array or Tensor of float32, on the CPU also float64
     weight, bias : (N,) arrays or Tensors of the same dtype
     running_mean, running_var : (N,) arrays of the same dtype
-        Changed in training, but not by an empty batch.
+        Changed in training, but not by an empty batch, nor by a column whose mean or variance isn't
+        finite: an optimizer leaves out a step of such a batch.
     training : bool
         Whether statistics are the batch's.
     momentum : float
