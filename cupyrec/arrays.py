@@ -21,7 +21,7 @@ import numpy as np
 
 __all__ = [
     "DEVICES", "HALVES", "address", "bits", "check_current", "copy_to", "device", "empty",
-    "is_float", "module", "name", "namespace", "pages", "second_stream", "to_host",
+    "is_float", "module", "name", "namespace", "pages", "second_stream", "stream", "to_host",
 ]  # fmt: skip
 
 DEVICES = ("cpu", "cuda", "sim")
@@ -141,6 +141,20 @@ def check_current(where: str, name: str, array: Any) -> None:
             f"{where}: '{name}' must be on GPU {current}, the current one, "
             f"got GPU {array.device.id}."
         )
+
+
+def stream(module: ModuleType) -> tuple[int, int]:
+    """Return device number and address of the stream on which an array module's work goes on.
+
+    Examples
+    --------
+    >>> stream(np)
+    (-1, 0)
+    """
+    if module is np:
+        return -1, 0
+    current = module.cuda.get_current_stream()
+    return module.cuda.Device().id, getattr(current, "ptr", id(current))  # sim's have no address
 
 
 def name(module: ModuleType) -> str:

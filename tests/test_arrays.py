@@ -227,3 +227,17 @@ def test_simulator_sees_what_is_not_held(sim):
         with second():
             cublaslt.matmul(x, two, out)
         del two
+
+
+def test_streams_are_told_apart(sim):
+    cupy = SimpleNamespace(
+        cuda=SimpleNamespace(
+            Device=lambda: SimpleNamespace(id=3),
+            get_current_stream=lambda: SimpleNamespace(ptr=77),
+        ),
+    )
+    assert [arrays.stream(xp) for xp in (np, cupy)] == [(-1, 0), (3, 77)]
+    main = arrays.stream(sim)
+    assert arrays.stream(sim) == main
+    with sim.cuda.Stream():
+        assert arrays.stream(sim) != main

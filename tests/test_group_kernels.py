@@ -166,3 +166,13 @@ def test_refuses_ids_of_another_device(xp):
     text = f"MultiTableEmbedding: 'ids' must be on device '{name}' like the tables, got 'cpu'."
     with pytest.raises(TypeError, match=oracle.sentence(text)):
         layer(np.zeros((1, 2), np.int64))
+
+
+def test_the_tables_of_keys_are_made_once_a_size_of_batch(xp):
+    embedding = nn.MultiTableEmbedding(3, 2).to(arrays.name(xp))
+    tables = []
+    for samples in (2, 4, 2):
+        embedding(xp.zeros((samples, 3), np.int64))
+        tables.append(embedding.group.statistics._last[0])
+    assert tables[0] is tables[2]
+    assert arrays.to_host(tables[1]).tolist() == [0, 1, 2] * 4

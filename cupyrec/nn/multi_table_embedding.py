@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -265,7 +266,7 @@ class MultiTableEmbedding(Tables, Module):
             if present is not None:
                 kept = xp.flatnonzero(present[:, fields])
             tables = np.repeat(self.fields[fields], int(np.prod(ids.shape[2:])))
-            tables = xp.tile(arrays.copy_to(xp, tables), len(ids))
+            tables = _repeated(xp, arrays.stream(xp), tables.tobytes(), len(ids))
             flat = xp.ascontiguousarray(own).reshape(-1)
             look_up = group.look_up(tables, flat, self.training, kept)
             vectors = group.vectors(look_up).reshape(*own.shape, group.width)
@@ -325,6 +326,12 @@ class MultiTableEmbedding(Tables, Module):
         for width, group in self.groups.items():
             if (fields := np.flatnonzero(widths == width)).size:
                 yield group, fields
+
+
+@functools.lru_cache(maxsize=8)  # as many sizes of batches are met at a time
+def _repeated(xp: ModuleType, stream: tuple[int, int], tables: bytes, samples: int) -> Any:
+    """The table of each key, for `samples` times the same; made on this stream."""
+    return xp.tile(arrays.copy_to(xp, np.frombuffer(tables, np.uint32)), samples)
 
 
 def _padding(padding_idx: int | None) -> int | None:
