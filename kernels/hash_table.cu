@@ -8,7 +8,7 @@
 //   shared memory, so that a warp writes words side by side.
 // Assumes: an even number of slots, aligned to 16 bytes, one of which stays empty; chunks aligned
 //   to 8 bytes, with room for all keys; the keys of a call are distinct, so that nobody searches
-//   for what is inserted meanwhile, and less than 2^31. `status` is zero: a word a block, and
+//   for what is inserted meanwhile, and less than 2^31. `status` has a word a block, and
 //   behind them the ticket. No row is moved twice, or to one that is moved.
 // Moves: a key read 12 bytes, a row written 8; random: 32 for slots, 64 for a key found (its two
 //   loads, mostly of one sector) and its chunk's address, 32 for a slot taken; 12 for a new key.
@@ -19,13 +19,12 @@
 //   slot was lost to another key, loading pairs up to the next empty one, or starting at either
 //   slot of an empty pair by a bit of the hash: within 0.1, and more instructions.
 #include "hash_key.cuh"
+#include "look_back.cuh"
 
 namespace {
 
 constexpr uint64_t TAG = 0xFFFF;
-constexpr int CHUNK_BITS = 14;                   // of the rows of a chunk
-constexpr uint64_t COUNTED = uint64_t(1) << 62;  // a block's own new keys are known
-constexpr uint64_t SUMMED = uint64_t(2) << 62;   // and those of all before it
+constexpr int CHUNK_BITS = 14;  // of the rows of a chunk
 constexpr int64_t MAX_ROW = int64_t(1) << 48;
 constexpr int BLOCK = 256, WARPS = BLOCK / WARP;
 
@@ -90,27 +89,11 @@ __device__ void take_slot(uint64_t* slots, uint64_t size, uint64_t at, uint64_t 
     while (atomicCAS(slots + at, uint64_t(0), slot) != 0) at = at + 1 < size ? at + 1 : 0;
 }
 
-// Sum of what the blocks before `block` count; for one whole warp.
-__device__ uint32_t count_before(const volatile uint64_t* status, int block, int lane) {
-    uint32_t sum = 0;
-    for (int last = block - 1; last >= 0; last -= WARP) {
-        uint64_t state = SUMMED;  // of no keys, before the first block
-        do {
-            if (last - lane >= 0) state = status[last - lane];
-        } while (__any_sync(FULL, state == 0));
-        const unsigned summed = __ballot_sync(FULL, state >= SUMMED);
-        const bool counts = lane < (summed ? __ffs(summed) : WARP);
-        sum += __reduce_add_sync(FULL, counts ? static_cast<uint32_t>(state) : 0u);
-        if (summed) break;
-    }
-    return sum;
-}
-
 // Number of set flags in threads of this block before this one; how many there are in the blocks
 // before it, and in its own.
-__device__ uint32_t number_in_order(bool flag, volatile uint64_t* status, int block,
+__device__ uint32_t number_in_order(bool flag, uint64_t* status, uint64_t stamp, int block,
                                     uint32_t* before, uint32_t* own) {
-    __shared__ uint32_t counts[WARPS], sum_before;
+    __shared__ uint32_t counts[WARPS], others;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const unsigned flags = __ballot_sync(FULL, flag);
     if (lane == 0) counts[warp] = __popc(flags);
@@ -122,15 +105,11 @@ __device__ uint32_t number_in_order(bool flag, volatile uint64_t* status, int bl
         *own += counts[w];
     }
     if (warp == 0) {
-        if (lane == 0) status[block] = COUNTED | *own;
-        const uint32_t sum = count_before(status, block, lane);
-        if (lane == 0) {
-            status[block] = SUMMED | (sum + *own);
-            sum_before = sum;
-        }
+        const uint32_t sum = sum_before(status, stamp, block, *own);
+        if (lane == 0) others = sum;
     }
     __syncthreads();
-    *before = sum_before;
+    *before = others;
     return number;
 }
 
@@ -149,11 +128,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 extern "C" __global__ void __launch_bounds__(BLOCK)
     hash_find_or_insert(uint64_t* slots, uint64_t size, const uint64_t* chunks,
                         const uint32_t* tables, const int64_t* ids, int64_t* rows, int64_t n,
-                        int64_t first, uint64_t* status, int64_t* total) {
-    __shared__ int block;
+                        int64_t first, uint64_t* status, uint64_t stamp, int64_t* total) {
     __shared__ uint32_t words[3 * BLOCK];  // of new keys
-    if (threadIdx.x == 0) block = static_cast<int>(atomicAdd(status + gridDim.x, uint64_t(1)));
-    __syncthreads();
+    const int block = begun_block(status + gridDim.x, stamp);
     const int64_t i = static_cast<int64_t>(block) * BLOCK + threadIdx.x;
     uint64_t hash = 0;
     uint32_t table = 0;
@@ -164,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         row = find(slots, size, chunks, first, hash, table, id);
     }
     uint32_t before, own;
-    const uint32_t number = number_in_order(row < 0, status, block, &before, &own);
+    const uint32_t number = number_in_order(row < 0, status, stamp, block, &before, &own);
     first += before;
     if (row < 0) {
         const uint64_t at = static_cast<uint64_t>(-1 - row);

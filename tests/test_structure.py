@@ -22,7 +22,8 @@ MAX_LINES = 450
 
 # Lower never imports higher; "cupyrec" is the namespace of cupyrec/__init__.py.
 LAYERS = (
-    "errors < cpu < cublaslt_library nvrtc < sim < arrays < huge_pages random kernel cublaslt"
+    "errors < cpu < cublaslt_library nvrtc < sim < arrays"
+    " < huge_pages random kernel scratch cublaslt"
     " < autograd < ops < parallel < embedding < optim < nn < models"
     " < checkpoint config data interruption metrics progress run_folder testing training < cupyrec"
     " < cli commands __main__"

@@ -21,6 +21,7 @@ from cupyrec.huge_pages import HugePages
 from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.hash_key import check_keys
 from cupyrec.ops.hash_segments import CHUNK, Segments
+from cupyrec.scratch import stamped
 
 __all__ = ["HashTable"]
 
@@ -44,7 +45,7 @@ _find_or_insert = Kernel(
     "hash_table.cu", "hash_find_or_insert",
     "uint64_t* slots, uint64_t size, const uint64_t* chunks, const uint32_t* tables,"
     " const int64_t* ids, int64_t* rows, int64_t n, int64_t first, uint64_t* status,"
-    " int64_t* total",
+    " uint64_t stamp, int64_t* total",
     _per_key,
 )  # fmt: skip
 _insert = Kernel(
@@ -87,9 +88,9 @@ class _DeviceSlots:
         xp, n = self.xp, ids.size
         # Most are known, as a rule: no need to grow much for them.
         self.reserve(chunks, self._taken + n, load=0.95, after=0.9)
-        status, total = xp.zeros(blocks(n, _BLOCK) + 1, np.uint64), xp.empty(1, np.int64)
+        total, status = xp.empty(1, np.int64), stamped(xp, blocks(n, _BLOCK) + 1)
         _find_or_insert(
-            self._slots, self.size, chunks, tables, ids, rows, n, self._taken, status, total, n=n
+            self._slots, self.size, chunks, tables, ids, rows, n, self._taken, *status, total, n=n
         )
         new = int(total.item())
         self._taken += new

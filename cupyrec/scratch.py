@@ -1,0 +1,61 @@
+"""Words in a device's memory through which the blocks of a launch tell each other what they did.
+
+They would have to be zero before each launch, which would be a launch more. Instead each launch has
+a stamp, larger than those before, and writes it into the high bits of every word that it writes:
+what has another one is from an earlier launch, and as good as zero. See kernels/look_back.cuh.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cupyrec import arrays
+
+__all__ = ["stamped"]
+
+_LEAST = 1 << 12  # words
+_SHIFT = 33  # bits of a word below the stamp
+_STAMPS = 1 << (64 - _SHIFT)
+
+_kept = threading.local()  # words and last stamp, by array module and stream
+
+
+def stamped(xp: ModuleType, count: int) -> tuple[Any, int]:
+    """Return at least `count` words, and the stamp of what may be written into them.
+
+    The next call on this thread and stream hands the same words out: they serve a launch, or
+    several with no other call between.
+
+    Returns
+    -------
+    words : array of uint64
+    stamp : int
+        A multiple of 2^33, above all that the words hold.
+
+    Raises
+    ------
+    RuntimeError
+        The stream is capturing a graph, whose launches would have the same stamp each time.
+
+    Examples
+    --------
+    >>> words, stamp = stamped(np, 3)
+    >>> words.size >= 3, stamp > words.max()
+    (True, True)
+    """
+    if xp is not np and xp.cuda.get_current_stream().is_capturing():
+        raise RuntimeError(
+            "stamped: launches with a stamp must not be part of a graph, got a capturing stream."
+        )
+    places = vars(_kept)
+    place = (xp.__name__, *arrays.stream(xp))
+    words, last = places.get(place, (None, 0))
+    if words is None or words.size < count or last == _STAMPS - 1:
+        size = max(_LEAST, count, 0 if words is None else words.size)
+        words, last = xp.zeros(1 << (size - 1).bit_length(), np.uint64), 0
+    places[place] = words, last + 1
+    return words, (last + 1) << _SHIFT

@@ -1,0 +1,58 @@
+"""Words that launches share, and their stamps."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from cupyrec import scratch
+from cupyrec.scratch import stamped
+
+
+def test_stamps_grow_and_words_are_kept():
+    words, stamp = stamped(np, 5)
+    words[:] = stamp | 7
+    again, later = stamped(np, words.size)
+    assert again is words
+    assert later > again.max()
+    assert later % 2**33 == 0
+
+
+def test_more_words_are_new_and_stamps_begin_again():
+    before, _ = stamped(np, 1)
+    words, stamp = stamped(np, before.size + 1)
+    assert words.size > before.size
+    assert (words.max(), stamp) == (0, 2**33)
+    assert stamped(np, 1)[0] is words
+
+
+def test_after_the_last_stamp_words_are_new(monkeypatch):
+    monkeypatch.setattr(scratch, "_STAMPS", 4)
+    monkeypatch.setattr(scratch, "_kept", threading.local())
+    seen = [stamped(np, 1) for _ in range(7)]
+    assert [stamp >> 33 for _, stamp in seen] == [1, 2, 3, 1, 2, 3, 1]
+    assert seen[2][0] is not seen[3][0]
+
+
+def test_threads_have_their_own():
+    words, found = stamped(np, 1)[0], []
+    thread = threading.Thread(target=lambda: found.append(stamped(np, 1)[0]))
+    thread.start()
+    thread.join()
+    assert found[0] is not words
+
+
+def test_streams_have_their_own(sim):
+    words = stamped(sim, 1)[0]
+    with sim.cuda.Stream():
+        assert stamped(sim, 1)[0] is not words
+    assert stamped(sim, 1)[0] is words
+
+
+def test_refuses_to_be_part_of_a_graph(sim):
+    text = "^stamped: launches with a stamp must not be part of a graph, got a capturing stream.$"
+    with sim.cuda.Stream() as stream:
+        stream.begin_capture()
+        with pytest.raises(RuntimeError, match=text):
+            stamped(sim, 1)
+        stream.end_capture()
