@@ -100,6 +100,9 @@ def test_thread_order(xp):
     x = oracle.normals((2000, 10))
     offsets, positions = segments(2000, 300)
     oracle.check_thread_order(xp, lambda: [device_sum(xp, x, offsets, positions)])
+    x = oracle.normals((1500, 128))  # 6 blocks; segments that reach over several
+    offsets, positions = segments(1500, 3)
+    oracle.check_thread_order(xp, lambda: [device_sum(xp, x, offsets, positions)])
     given = shared(1500, 100, 10)
     oracle.check_thread_order(xp, lambda: [device_sum(xp, *given)])
 
@@ -143,7 +146,7 @@ def test_bytes_and_balance(width):
         got = sums(sim, x, offsets, positions)
     oracle.check_exact(got, np.add.reduceat(np.float64(x[positions]), offsets[:-1]))
     counts = [launch.result.counts for launch in seen.launches if launch.result]
-    assert len(counts) == 3
+    assert len(counts) == 1
     ideal = x.nbytes + offsets.nbytes + positions.nbytes + got.nbytes
     assert sum(c["bytes_read"] + c["bytes_written"] for c in counts) <= 1.5 * ideal
     assert sum(c["sectors"] for c in counts) * 32 <= 2 * ideal

@@ -3,7 +3,7 @@
     out[u] = sum over i in positions[offsets[u] : offsets[u + 1]] of x[i]
 
 or of weights[i] * x[index[i]], where values share rows of x. The CPU adds up in that order, devices
-by a tree over chunks of 32 positions.
+by a tree: chunks of 32 positions, blocks of chunks, all blocks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.vector_sums import AHEAD, add_vectors, vector_of
+from cupyrec.scratch import stamped
 
 __all__ = ["segment_sum"]
 
@@ -42,35 +43,28 @@ def _segment_sum_cpu(x, offsets, positions, index, weights, out):
 _sum = Kernel(
     "segment_sum.cu", "segment_sum",
     "const float* x, const int64_t* offsets, const int64_t* positions, const int64_t* index,"
-    " const float* weights, float* heads, int64_t* owners, float* out, int64_t segments, int64_t n",
+    " const float* weights, float* heads, uint64_t* arrived, uint64_t stamp, float* out,"
+    " int64_t segments, int64_t n",
     lambda N, lanes: Geometry(blocks(N, _CHUNK * 256 // lanes), 256), optional="index weights",
 )  # fmt: skip
-_combine = Kernel(
-    "segment_sum.cu",
-    "combine_heads",
-    "const float* x, const int64_t* segments, float* heads, int64_t* owners, float* out, int64_t n",
-    lambda N, lanes: Geometry(blocks(N, _CHUNK * 32 // lanes), 32),
-)
 
 
 def _segment_sum_device(
     xp: Any, x: Any, offsets: Any, positions: Any, index: Any, weights: Any, out: Any
 ) -> None:
-    width, rows = x.shape[1], len(positions)
+    width, n = x.shape[1], len(positions)
     vector = vector_width(width, x, out)
     lanes = min(32, max(4, 1 << (width // vector - 1).bit_length()))
-    plain = {"DIM": width, "VECTOR": vector, "LANES": lanes, "INDEXED": 0, "WEIGHTED": 0}
-    macros = plain | {"INDEXED": int(index is not None), "WEIGHTED": int(weights is not None)}
-    launch, below = _sum, (x, offsets, positions, index, weights)
-    sizes: tuple[int, ...] = (len(out), rows)
-    while True:
-        chunks = blocks(rows, _CHUNK)
-        heads, owners = xp.empty((chunks, width), x.dtype), xp.empty(chunks, np.int64)
-        launch(*below, heads, owners, out, *sizes, macros=macros, N=rows, lanes=lanes)
-        if chunks <= 1:
-            return
-        rows, launch, below, sizes = chunks, _combine, (heads, owners), (chunks,)
-        macros = plain
+    macros = {
+        "DIM": width, "VECTOR": vector, "LANES": lanes,
+        "INDEXED": int(index is not None), "WEIGHTED": int(weights is not None),
+    }  # fmt: skip
+    count = _sum.geometry(N=n, lanes=lanes).grid
+    heads, arrived = xp.empty((count, width), x.dtype), stamped(xp, count)
+    _sum(
+        x, offsets, positions, index, weights, heads, *arrived, out, len(out), n,
+        macros=macros, N=n, lanes=lanes,
+    )  # fmt: skip
 
 
 def segment_sum(
