@@ -25,11 +25,11 @@ from cupyrec import arrays
 from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.hash_key import check_keys
 from cupyrec.ops.unique_parts import find_unique
+from cupyrec.scratch import stamped
 
 __all__ = ["UniqueKeys", "unique_keys"]
 
-_EMPTY = 2**31 - 1
-_TILE = 2048  # keys that a block sorts
+_TILE = 2048  # keys that a block numbers or sorts
 
 
 @dataclass
@@ -63,40 +63,30 @@ class UniqueKeys:
         return self.sort()
 
 
-def _per_key(n: int) -> Geometry:
-    return Geometry(blocks(n, 256), 256)
-
-
 def _per_tile(n: int) -> Geometry:
     return Geometry(blocks(n, _TILE), 256)
 
 
 _claim = Kernel(
     "unique_keys.cu", "unique_claim",
-    "const uint32_t* tables, const int64_t* ids, int* slots, uint32_t mask, uint32_t* places,"
-    " int64_t n",
-    _per_key,
-)  # fmt: skip
-_first = Kernel(
-    "unique_keys.cu", "unique_first",
-    "const int* slots, uint32_t* places, uint32_t* marks, int* marked, int64_t n", _per_key,
+    "const uint32_t* tables, const int64_t* ids, uint64_t* slots, uint64_t stamp, uint32_t mask,"
+    " uint32_t* places, uint64_t* cleared, int64_t words, int64_t n",
+    lambda n: Geometry(blocks(n, 256), 256),
 )  # fmt: skip
 _number = Kernel(
     "unique_keys.cu", "unique_number",
-    "const uint32_t* tables, const int64_t* ids, const uint32_t* places, const uint32_t* marks,"
-    " const int* sums, uint32_t* unique_tables, int64_t* unique_ids, int64_t* inverse,"
-    " uint32_t* numbers, int* counts, int64_t n",
+    "const uint32_t* tables, const int64_t* ids, const uint32_t* places, const uint64_t* slots,"
+    " uint64_t* status, uint64_t stamp, uint64_t* marks, uint32_t* unique_tables,"
+    " int64_t* unique_ids, int64_t* inverse, uint32_t* numbers, int* bins, int64_t* total,"
+    " int64_t n",
     _per_tile,
 )  # fmt: skip
-_count = Kernel(
-    "unique_keys.cu", "unique_count", "const uint64_t* pairs, int* counts, int shift, int64_t n",
-    _per_tile,
-)  # fmt: skip
-_scatter = Kernel(
-    "unique_keys.cu", "unique_scatter",
-    "const uint32_t* numbers, const uint64_t* pairs, const int* sums, uint64_t* sorted,"
-    " int64_t* positions, int64_t* offsets, int shift, int64_t n",
-    _per_tile, optional="numbers pairs sorted positions offsets",
+_sort = Kernel(
+    "unique_keys.cu", "unique_sort",
+    "const uint32_t* numbers, const uint64_t* pairs, const int* bins, int* next_bins,"
+    " uint64_t* status, uint64_t stamp, uint64_t* sorted, int64_t* positions, int64_t* offsets,"
+    " int shift, int64_t n",
+    _per_tile, optional="numbers pairs next_bins sorted positions offsets",
 )  # fmt: skip
 
 
@@ -139,48 +129,48 @@ def unique_keys(tables: Any, ids: Any) -> UniqueKeys:
 
 def _on_device(xp: ModuleType, tables: Any, ids: Any, n: int) -> UniqueKeys:
     unique_tables, unique_ids = xp.empty(n, np.uint32), xp.empty(n, np.int64)
-    inverse = xp.empty(n, np.int64)
-    slots = xp.full(1 << (2 * n).bit_length(), _EMPTY, np.int32)
-    places, words = xp.empty(n, np.uint32), blocks(n, 32)
-    marks, marked = xp.empty(words, np.uint32), xp.empty(words, np.int32)
-    _claim(tables, ids, slots, slots.size - 1, places, n, n=n)
-    _first(slots, places, marks, marked, n, n=n)
-    sums = xp.cumsum(marked, dtype=np.int32)
-    _, width = _digits(n)
-    numbers, counts = xp.empty(n, np.uint32), xp.empty(blocks(n, _TILE) << width, np.int32)
+    inverse, total = xp.empty(n, np.int64), xp.empty(1, np.int64)
+    places, numbers = xp.empty(n, np.uint32), xp.empty(n, np.uint32)
+    slots, words, width = 1 << (2 * n).bit_length(), blocks(n, 32), _width(n)
+    shared, stamp = stamped(xp, slots + blocks(n, _TILE) + 1)
+    cleared = xp.empty(words + (_passes(n, width) << width) // 2, np.uint64)
+    marks, bins = cleared[:words], cleared[words:].view(np.int32).reshape(-1, 1 << width)
+    _claim(tables, ids, shared, stamp, slots - 1, places, cleared, cleared.size, n, n=n)
     _number(
-        tables, ids, places, marks, sums, unique_tables, unique_ids, inverse, numbers, counts, n,
-        macros={"BITS": width}, n=n,
+        tables, ids, places, shared, shared[slots:], stamp, marks, unique_tables, unique_ids,
+        inverse, numbers, bins, total, n, macros={"BITS": width}, n=n,
     )  # fmt: skip
-    u = int(sums[-1:].item())  # last, so that the host waits when all is under way
+    u = int(total.item())  # last, so that the host waits when all is under way
     return UniqueKeys(
-        unique_tables[:u], unique_ids[:u], inverse, lambda: _sort(xp, numbers, counts, u)
+        unique_tables[:u], unique_ids[:u], inverse, lambda: _segments_of(xp, numbers, bins, u)
     )
 
 
-def _digits(n: int) -> tuple[int, int]:
-    """Bits of the largest u that n keys can have, and those of a digit: few passes, small tables.
-
-    U itself is on the device.
-    """
-    bits = max(1, (n - 1).bit_length())
-    return bits, max(5, blocks(bits, blocks(bits, 8)))
+def _width(n: int) -> int:
+    """Bits of a digit of the numbers that n keys may have: few passes, small tables."""
+    bits = (n - 1).bit_length()
+    return 8 if bits > 16 else max(5, blocks(bits, _passes(n, 8)))
 
 
-def _sort(xp: ModuleType, numbers: Any, counts: Any, u: int) -> tuple[Any, Any]:
-    """Offsets and positions; `counts` are those of the first digit."""
-    n = len(numbers)
-    offsets, positions = xp.empty(n + 1, np.int64), xp.empty(n, np.int64)
-    bits, width = _digits(n)
-    macros, pairs = {"BITS": width}, None
-    for shift in range(0, bits, width):
-        if shift:
-            _count(pairs, counts, shift, n, macros=macros, n=n)
-        sums = xp.cumsum(counts, dtype=np.int32)
-        if shift + width < bits:
-            to = xp.empty(n, np.uint64), None, None
+def _passes(u: int, width: int) -> int:
+    """Passes of a sort by digits of u numbers."""
+    return max(1, blocks((u - 1).bit_length(), width))
+
+
+def _segments_of(xp: ModuleType, numbers: Any, bins: Any, u: int) -> tuple[Any, Any]:
+    """Offsets and positions; `bins` has the counts of the first digit, and zeros."""
+    n, width = len(numbers), bins.shape[1].bit_length() - 1
+    offsets, positions = xp.empty(u + 1, np.int64), xp.empty(n, np.int64)
+    passes, pairs = _passes(u, width), None
+    for i in range(passes):
+        if i < passes - 1:
+            to, next_bins = (xp.empty(n, np.uint64), None, None), bins[i + 1]
         else:
-            to = None, positions, offsets
-        _scatter(None if shift else numbers, pairs, sums, *to, shift, n, macros=macros, n=n)
+            to, next_bins = (None, positions, offsets), None
+        _sort(
+            None if i else numbers, pairs, bins[i], next_bins,
+            *stamped(xp, (blocks(n, _TILE) << width) + 1), *to, i * width, n,
+            macros={"BITS": width}, n=n,
+        )  # fmt: skip
         pairs = to[0]
-    return offsets[: u + 1], positions
+    return offsets, positions
