@@ -29,6 +29,7 @@ from cupyrec.ops.relu_dropout import (
     check_dropout,
     relu_dropout_backward_cpu,
 )
+from cupyrec.ops.thin_matmul import thin_matmul
 from cupyrec.ops.vector_sums import ask_for, vector_at
 
 __all__ = ["embedding_linear", "embedding_linear_backward", "pays"]
@@ -134,7 +135,7 @@ def embedding_linear(
 
     def multiply(f: int, _: int) -> None:
         own = slice(starts[f], starts[f + 1])
-        np.matmul(vectors[own], weight[:, f * width : (f + 1) * width].T, out=products[own])
+        thin_matmul(vectors[own], weight[:, f * width : (f + 1) * width].T, products[own])
 
     def add(i: int, j: int) -> None:
         _add_products_cpu(products, inverse, i, y[i:j])
@@ -209,8 +210,8 @@ def embedding_linear_backward(
             room = arrays.empty((largest, len(weight)), np.float32)
         dproducts = room[: own.stop - own.start]
         _add_gradients_cpu(dz, inverse[f], starts[f], dproducts)
-        np.matmul(dproducts, weight[:, columns], out=dvectors[own])  # while they are in the cache
-        np.matmul(dproducts.T, vectors[own], out=dweight[:, columns])
+        thin_matmul(dproducts, weight[:, columns], dvectors[own])  # while they are in the cache
+        thin_matmul(dproducts.T, vectors[own], dweight[:, columns])
         spare.append(room)
 
     cpu.parallel(deactivate, len(dy), _ROWS)
