@@ -3,8 +3,7 @@
 // Who does what: a thread makes PIECE consecutive numbers of a row of y, blocks of 256 threads make
 //   consecutive ones. Of several matrices a thread looks for its own among their first pieces.
 // Assumes: source_t and result_t are float or uint16_t, the bits of float16, or of bfloat16 with
-// the
-//   macro BFLOAT16; x and y are aligned to their elements. Where addresses and widths allow it, 16
+//   the macro BRAIN; x and y are aligned to their elements. Where addresses and widths allow it, 16
 //   bytes move at once.
 // Moves: x read, y written, once each.
 // Tried: B = 4096, N = 512: 1.00 of the ideal bytes and sectors from float to 16 bits and back; at

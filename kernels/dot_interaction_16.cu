@@ -1,4 +1,4 @@
-// What: dot_interaction.cu in float16, or bfloat16 with the macro BFLOAT16, on tensor cores:
+// What: dot_interaction.cu in float16, or bfloat16 with the macro BRAIN, on tensor cores:
 //   out[b] = [dense[b] if CONCAT | X[b, r] . X[b, c], c < r (c <= r if SELF) | PADDING zeros],
 //   X = [dense if DENSE, sparse], FEATURES rows of WIDTH a sample. Back: dX[b] = S[b] X[b], S the
 //   symmetric matrix of the pairs' gradients, twice those of self pairs; row 0 also gets the
@@ -91,7 +91,7 @@ __device__ __forceinline__ void multiply(float (&sums)[4], const Pieces& a, uint
 }
 
 __device__ __forceinline__ Half doubled(Half x) {
-    const Half one = BFLOAT16 ? 0x3F80 : 0x3C00;
+    const Half one = BRAIN ? 0x3F80 : 0x3C00;
     asm("fma.rn." HALF_TYPE " %0, %0, %1, %0;" : "+h"(x) : "h"(one));
     return x;
 }

@@ -1,7 +1,7 @@
 // What: gather_rows: out[i] = vector of row rows[inverse[i]], or of `unseen` where that is -1 - j;
 //   zeros where inverse[i] is -1. write_rows: vectors and states to N consecutive rows, zeros to
 //   their padding. Vectors of the 16-bit formats of VALUE are widened by the one, rounded at random
-//   by the other.
+//   by the other; the one rounds them to the nearest if `out` is of 16 bits.
 // Who does what: gather: a warp writes TILE consecutive vectors. Lane r looks up the address of
 //   vector r (inverse -> rows -> chunk), once a vector; then lanes move the tile's pieces of
 //   VECTOR floats, consecutive lanes consecutive pieces of `out`, BATCH loads of a lane in flight,
@@ -11,7 +11,8 @@
 // Assumes: VECTOR divides DIM; unseen, out and vectors are aligned to VECTOR floats; STATE_VECTOR
 //   divides STATE and the words of a vector, states are aligned to it; chunks are aligned to 16
 //   bytes, a stride is a multiple of 4 words; rows[] are rows that exist.
-// Moves: gather 8 N + 8 U + 4 U DIM read (each row once, then from the caches), 4 N DIM written;
+// Moves: gather 8 N + 8 U + 4 U DIM read (each row once, then from the caches), 4 N DIM written, of
+//   16 bits half of it;
 //   write 4 N (DIM + STATE) read, or 4 N DIM and one state, 4 N STRIDE written.
 // Tried: 6,912 vectors of DIM 128 from 1,500 rows: bytes 1.003 of the ideal for every TILE. With
 //   4, 8, 16, 32 a warp spends 37, 30, 26, 24 instructions a vector, and waits for the look-up's
@@ -22,6 +23,7 @@
 //   Write: quotient and remainder by the quads of a row for each of the 4 pieces, of 64
 //   bits: 164 instructions of sm_90 and 32 registers with 32 quads, 214 and 39 with 33; dividing
 //   once and going on in 32 bits from there, 137 and 28, 202 and 38.
+#include "halves.cuh"
 #include "row_memory.cuh"
 
 #ifdef STRIDE
@@ -105,7 +107,7 @@ __device__ alignas(16) float ZEROS[DIM];  // padding's vector, so that no piece 
 
 extern "C" __global__ void __launch_bounds__(256)
     gather_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows,
-                const int64_t* inverse, const float* unseen, float* out, int64_t n) {
+                const int64_t* inverse, const float* unseen, value_t* out, int64_t n) {
     constexpr int PIECES = DIM / VECTOR;
     constexpr int STEPS = (TILE * PIECES + WARP - 1) / WARP, MOST = VALUE == FLOAT32 ? 8 : 4;
     constexpr int BATCH = STEPS < MOST ? STEPS : MOST;
@@ -116,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const ValueVectors vectors{chunks, k, stride, rows, inverse, unseen};
     uint64_t source = lane < tile ? vectors.address<DIM>(first + lane) : 0;
     if (!source) source = reinterpret_cast<uint64_t>(ZEROS) + (VALUE != FLOAT32);
-    float* to = out + first * DIM;
+    value_t* to = out + first * DIM;
     for (int start = lane; start - lane < tile * PIECES; start += BATCH * WARP) {
         Floats<VECTOR> pieces[BATCH];
 #pragma unroll

@@ -4,7 +4,7 @@
 // Who does what: a warp takes ROWS rows of one group of 128 columns, all loads before the first
 //   use. With VECTOR 4 lane l holds columns 4 l ... 4 l + 3, whose live bits eight lanes put
 //   together; with VECTOR 1 column 32 j + l in element j, and a ballot is a mask word.
-// Assumes: value_t is float, or uint16_t for the bits of float16, of bfloat16 with BFLOAT16: these
+// Assumes: value_t is float, or uint16_t for the bits of float16, of bfloat16 with BRAIN: these
 //   are widened, and rounded once. VECTOR is 4 only where it divides N and x, y, bias (dy, dx) are
 //   aligned to 4 numbers. y may be x, dx may be dy.
 // Moves: of numbers of S bytes: forward S B N + S N read, S B N + B N / 8 written; backward S B N +

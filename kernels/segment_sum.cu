@@ -4,13 +4,13 @@
 //   head. The chunk in which the segment began adds its heads in that block. What reaches a block
 //   from an earlier one is the block's head, kept in `heads`; of all blocks that have a part of a
 //   segment, the last to be done adds the heads to out[u]. So each sum has one order, whoever is
-//   last.
+//   last. Where x is of 16 bits it is widened.
 // Who does what: LANES lanes have a chunk, each VECTOR columns of it, LANES * VECTOR at a time; a
 //   block has 8 warps. Warp 0 looks for the segment of the block's first row by a search in 32
 //   parts, flags in shared memory tell where others begin. Of a segment's heads each LANES lanes of
 //   the last block add up every CHUNKS-th.
 // Assumes: offsets ascend strictly from 0 to n; VECTOR divides DIM, x, heads and out are aligned
-//   to VECTOR floats; LANES is a power of two from 4 to 32; `arrived` has a word a block.
+//   to VECTOR numbers; LANES is a power of two from 4 to 32; `arrived` has a word a block.
 // Moves: x, positions, index, weights, offsets read once, out written; of a block that a segment
 //   reaches, a head written and read.
 // Tried: 6,656 keys, half of them unique, Zipf 1.2, DIM 128: bytes 1.01 of the ideal, sectors 1.03,
@@ -21,6 +21,7 @@
 //   most bytes in flight. `rows` without its column of padding: DIM 16 has 60 % bank conflicts
 //   instead of 0.2 %. With weights, each vector multiplied where it is loaded: 16 KB an SM in
 //   flight instead of 144.
+#include "halves.cuh"
 #include "look_back.cuh"
 
 constexpr int ROWS = 32;               // of a chunk: a bit each in a word
@@ -50,28 +51,31 @@ __device__ __forceinline__ void add(Vector& sum, const Vector& values) {
 
 // Adds up the runs of a chunk and returns the last one; of those before it a head goes to `head`,
 // others are written to out.
-__device__ __forceinline__ Vector add_up(const Chunk& chunk, const float* x, int column,
+__device__ __forceinline__ Vector add_up(const Chunk& chunk, const value_t* x, int column,
                                          Vector& head, float* out) {
     Vector sum = {};
     int64_t segment = chunk.segment;
     bool is_head = !(chunk.starts & 1);
     for (int j = 0; j < ROWS; j += BATCH) {
-        Vector values[BATCH];
+        Numbers<value_t, VECTOR> pieces[BATCH];
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             const int64_t row = j + b < chunk.count ? chunk.rows[j + b] : -1;
-            values[b] = {};
-            if (row >= 0) values[b] = load<VECTOR>(x + row * DIM + column);
+            pieces[b] = {};
+            if (row >= 0)
+                pieces[b] =
+                    *reinterpret_cast<const Numbers<value_t, VECTOR>*>(x + row * DIM + column);
         }
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             if (j + b >= chunk.count) continue;
+            Vector values = widened(pieces[b]);
             if (WEIGHTED) {
 #pragma unroll
-                for (int l = 0; l < VECTOR; ++l) values[b].at[l] *= chunk.weights[j + b];
+                for (int l = 0; l < VECTOR; ++l) values.at[l] *= chunk.weights[j + b];
             }
             if (j + b == 0) {
-                sum = values[b];
+                sum = values;
             } else if (chunk.starts >> (j + b) & 1) {
                 if (is_head) {
                     head = sum;
@@ -80,9 +84,9 @@ __device__ __forceinline__ Vector add_up(const Chunk& chunk, const float* x, int
                 }
                 segment += 1;
                 is_head = false;
-                sum = values[b];
+                sum = values;
             } else {
-                add(sum, values[b]);
+                add(sum, values);
             }
         }
     }
@@ -143,7 +147,7 @@ __device__ void add_heads(int64_t first, int64_t stop, const float* heads, Vecto
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(256, WEIGHTED ? 3 : 4)
-    segment_sum(const float* x, const int64_t* offsets, const int64_t* positions,
+    segment_sum(const value_t* x, const int64_t* offsets, const int64_t* positions,
                 const int64_t* index, const float* weights, float* heads, uint64_t* arrived,
                 uint64_t stamp, float* out, int64_t segments, int64_t n) {
     __shared__ int64_t rows[CHUNKS][ROWS + 1];  // one more, so that chunks lie in other banks

@@ -7,6 +7,7 @@ here, and where array functions can do the same, one in kernel_naive.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -54,22 +55,25 @@ __all__ = ["CASES", "HISTORY", "OPTIMIZERS"]
 
 
 @case("gather_rows", 128, 16)
-def _gather_rows(xp: ModuleType, batch: int, width: int) -> Work:
+def _gather_rows(xp: ModuleType, batch: int, width: int, dtype: type = np.float32) -> Work:
     keys = batch_keys(batch)
     u, n = len(keys.ids), len(keys.inverse)
     held = Rows(xp, u, width, 2)
     inverse, unseen = xp.asarray(keys.inverse), xp.empty((0, width), np.float32)
-    out = xp.empty((n, width), np.float32)
+    out = xp.empty((n, width), dtype)
 
     def call() -> tuple:
         embedding_rows.gather_rows(held.memory, held.rows, inverse, unseen, out)
         return (out,)
 
-    ideal = 8 * n + u * (8 + 4 * width) + 4 * n * width + held.addresses
+    ideal = 8 * n + u * (8 + 4 * width) + out.nbytes + held.addresses
     return Work(
-        call, ideal, f"N={n} U={u} D={width}",
-        naive=lambda: (held.flat[held.rows[inverse], :width],),
+        call, ideal, f"N={n} U={u} D={width}", dtype=str(out.dtype),
+        naive=lambda: (held.flat[held.rows[inverse], :width].astype(dtype),),
     )  # fmt: skip
+
+
+case("gather_rows_16", 128, 16)(functools.partial(_gather_rows, dtype=np.float16))
 
 
 @case("write_rows", 128, 16)
@@ -147,18 +151,21 @@ def _initial_normal(xp: ModuleType, batch: int, width: int) -> Work:
 
 
 @case("segment_sum", 128, 16)
-def _segment_sums(xp: ModuleType, batch: int, width: int) -> Work:
+def _segment_sums(xp: ModuleType, batch: int, width: int, dtype: type = np.float32) -> Work:
     keys = batch_keys(batch)
     u, n = len(keys.ids), len(keys.inverse)
-    x = floats(xp, n, width)
+    x = floats(xp, n, width).astype(dtype)
     offsets, positions = xp.asarray(keys.offsets), xp.asarray(keys.positions)
     inverse = xp.asarray(keys.inverse)
-    ideal = n * (4 * width + 8) + 8 * (u + 1) + 4 * u * width
+    ideal = x.nbytes + 8 * n + 8 * (u + 1) + 4 * u * width
     return Work(
         lambda: (segment_sum.segment_sum(x, offsets, positions),),
         ideal, f"N={n} U={u} D={width}",
         naive=lambda: (naive.segment_sum(xp, x, inverse, u),),
     )  # fmt: skip
+
+
+case("segment_sum_16", 128, 16)(functools.partial(_segment_sums, dtype=np.float16))
 
 
 class _Bags:

@@ -89,7 +89,7 @@ def initial_normal(xp: ModuleType, count: int, width: int) -> Any:
 
 def segment_sum(xp: ModuleType, x: Any, inverse: Any, count: int) -> Any:
     out = xp.zeros((count, x.shape[1]), np.float32)
-    xp.add.at(out, inverse, x)
+    xp.add.at(out, inverse, x.astype(np.float32))
     return out
 
 

@@ -369,11 +369,12 @@ NEAR_IDEAL = {
     "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
     "batch_norm_forward", "batch_norm_backward", "factorization_machine_forward",
     "factorization_machine_backward", "factorization_machine_16_forward",
-    "factorization_machine_16_backward", "cast_rows", "cast_matrices",
+    "factorization_machine_16_backward", "cast_rows", "cast_matrices", "gather_rows_16",
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",
     "catch_up_rows", "caught_up_vectors", "ftrl_rows", "segment_sum", "segment_sum_bags",
+    "segment_sum_16",
 }  # fmt: skip
 SMALL = {"bce", "bce_and_gradient"}  # a batch of 65,536 doesn't fill a GPU
 NO_STREAM = SMALL | {

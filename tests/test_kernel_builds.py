@@ -100,6 +100,7 @@ def rows_of(width, shift):
     keys, chunks = floats(2, dtype=np.int64), floats(1, dtype=np.uint64)
     tables = floats(2, dtype=np.uint32)
     x, codes = floats(2, width, shift=shift), floats(2, width, dtype=np.int8)
+    halves = [floats(2, width, shift=shift, dtype=dtype) for dtype in arrays.HALVES]
     rounding = embedding_rows.Rounding(tables, keys, 0, 0)
     for _, states, _, update, _, constants in kernel_cases.OPTIMIZERS:
         memory = embedding_rows.RowMemory(chunks, 1, ((states + 1) * width + 3) // 4 * 4)
@@ -116,6 +117,7 @@ def rows_of(width, shift):
         embedding_rows.write_rows(memory, 0, x, floats(1, 1), by)
         looked_up = memory, keys, keys, floats(0, width)
         embedding_rows.gather_rows(*looked_up, x)
+        embedding_rows.gather_rows(*looked_up, halves[value % 2])
         bags.weight_gradient(*looked_up, keys, x)
         weights, mean = (floats(2), False) if value else (None, True)
         bags.pool_rows(*looked_up, keys, weights, mean, x[:1])
@@ -124,6 +126,8 @@ def rows_of(width, shift):
         if value:
             stochastic_rounding.round_rows(x, tables, keys, 0, 0, value)
     segment_sum.segment_sum(x, keys, keys)
+    for half in halves:
+        segment_sum.segment_sum(half, keys, keys)
     segment_sum.segment_sum(x, keys, keys, index=keys)
     segment_sum.segment_sum(x, keys, keys, index=keys, weights=floats(2))
     int8_codec.int8_encode(x)
@@ -308,7 +312,7 @@ def test_special_cases_cover_what_users_have(special):
     halves = [dict(m) for file, _, m in special if file == "dot_interaction_16.cu"]
     sizes = {(macros["FEATURES"], macros["WIDTH"]) for macros in halves}
     assert sizes == set(itertools.product(FEATURES, WIDTHS))
-    assert {(macros["BFLOAT16"], macros["VECTOR"]) for macros in halves} == set(
+    assert {(macros["BRAIN"], macros["VECTOR"]) for macros in halves} == set(
         itertools.product((0, 1), (1, 2, 4, 8))
     )
     assert any(macros["CHUNK"] < macros["WIDTH"] for macros in halves)

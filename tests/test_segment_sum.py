@@ -119,7 +119,8 @@ def test_same_bits():
 @pytest.mark.parametrize(
     ("x", "positions", "error", "text"),
     [
-        (np.zeros((2, 3)), np.arange(2), TypeError, "'x' must be float32, got float64."),
+        (np.zeros((2, 3)), np.arange(2), TypeError,
+         "'x' must be float32 or float16 or bfloat16, got float64."),
         (np.zeros(2, np.float32), np.arange(2), ValueError,
          "'x' must have axes (N, D), got shape (2,)."),
         (np.zeros((2, 3), np.float32), np.arange(3), ValueError,

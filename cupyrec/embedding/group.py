@@ -187,18 +187,18 @@ class Group:
         self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, every, unseen, out))
         return out
 
-    def _empty(self, *shape: int) -> Any:
-        return (arrays.empty if self.xp is np else self.xp.empty)(shape, np.float32)
+    def _empty(self, *shape: int, dtype: Any = np.float32) -> Any:
+        return (arrays.empty if self.xp is np else self.xp.empty)(shape, dtype)
 
-    def vectors(self, look_up: LookUp) -> Any:
-        """Return the vector of each key, (N, D) float32.
+    def vectors(self, look_up: LookUp, dtype: Any = np.float32) -> Any:
+        """Return the vector of each key, (N, D); of 16 bits the numbers that are nearest.
 
         Examples
         --------
         See the class.
         """
         _, inverse, rows, unseen, *_ = look_up
-        out = self._empty(inverse.size, self.width)
+        out = self._empty(inverse.size, self.width, dtype=dtype)
         self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, inverse, unseen, out))
         return out
 
@@ -257,7 +257,7 @@ class Group:
         Parameters
         ----------
         look_up : LookUp
-        gradient : (N, D) array of float32, with `index` (M, D)
+        gradient : (N, D) array of float32, float16 or bfloat16, with `index` (M, D)
         index : (N,) array of int64, optional
             The row of `gradient` that each key takes part in.
         weights : (N,) array of float32, optional

@@ -72,7 +72,7 @@ class _Chosen(autograd.Function):
 
 
 class MultiTableEmbedding(Tables, Module):
-    """Tables keyed by raw 64-bit ids. ids (B, F) -> (B, F, D) float32; column f from table f.
+    """Tables keyed by raw 64-bit ids. ids (B, F) -> (B, F, D); column f from table f.
 
     Training gives an unseen id a row; there is no capacity. Evaluation gives it its initial vector
     and changes nothing.
@@ -173,7 +173,7 @@ class MultiTableEmbedding(Tables, Module):
 
         Returns
         -------
-        Tensor of float32
+        Tensor of float32, with `amp` of that type
             (B, F, D), for sequences and for (B, F, L) without pooling (B, F, L, D). With a width a
             table fields stand side by side: (B, sum of D) and (B, L, sum of D).
 
@@ -269,7 +269,8 @@ class MultiTableEmbedding(Tables, Module):
             tables = _repeated(xp, arrays.stream(xp), tables.tobytes(), len(ids))
             flat = xp.ascontiguousarray(own).reshape(-1)
             look_up = group.look_up(tables, flat, self.training, kept)
-            vectors = group.vectors(look_up).reshape(*own.shape, group.width)
+            vectors = group.vectors(look_up, self.amp or np.float32)
+            vectors = vectors.reshape(*own.shape, group.width)
             if self.training and autograd.is_recording():
                 parts.append(autograd.record(_Vectors(group, look_up), vectors, ()))
             else:

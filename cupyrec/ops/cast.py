@@ -43,7 +43,7 @@ def _types(source: Any, result: Any) -> dict[str, object]:
     return {
         "source_t": kinds.get(np.dtype(source), "uint16_t"),
         "result_t": kinds.get(np.dtype(result), "uint16_t"),
-        "BFLOAT16": int(arrays.HALVES[1] in (source, result)),
+        "BRAIN": int(arrays.HALVES[1] in (source, result)),
     }
 
 

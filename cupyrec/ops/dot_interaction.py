@@ -22,7 +22,7 @@ from cupyrec import arrays, cpu, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops import dot_interaction_16
-from cupyrec.ops.dot_interaction_16 import in_float32
+from cupyrec.ops.halves import in_float32
 
 __all__ = ["dot_interaction", "dot_interaction_width"]
 

@@ -8,45 +8,19 @@ gradient, is infinite in float16 from a gradient of 32768 on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
 
 from cupyrec import arrays
 from cupyrec.kernel import Geometry, Kernel, blocks
+from cupyrec.ops.halves import value_macros
 
-__all__ = ["backward", "forward", "in_float32"]
+__all__ = ["backward", "forward"]
 
 _PIECE = 8  # numbers of 16 bytes
 # Rows of a tile lie in banks of their own, those of the triangle that lanes walk through in most.
 _S_STRIDES = {16: 40, 32: 40, 48: 104, 64: 120}
 _WARPS = 4  # a block; each has a sample
 _MAX_SHARED = 24 << 10  # bytes a warp: two blocks share a multiprocessor
-
-
-def in_float32(
-    loops: Callable, inputs: Sequence[Any], options: Sequence[Any], outputs: Sequence[Any]
-) -> None:
-    """Call loops for float32 or float64 on arrays, those of 16 bits widened, and round once.
-
-    Examples
-    --------
-    >>> def total(x, out):
-    ...     out[0] = x.sum()
-    >>> out = np.zeros(1, np.float16)
-    >>> in_float32(total, [np.full(3, 0.1, np.float16)], [], [out])
-    >>> out
-    array([0.2998], dtype=float16)
-    """
-    if outputs[0].dtype not in arrays.HALVES:
-        loops(*inputs, *options, *outputs)
-        return
-    wide = [np.empty(out.shape, np.float32) for out in outputs]
-    loops(*(x.astype(np.float32) for x in inputs), *options, *wide)
-    with np.errstate(over="ignore"):  # an infinity says it
-        for out, values in zip(outputs, wide, strict=True):
-            out[...] = values
 
 
 # Kernels
@@ -98,8 +72,7 @@ def _macros(sparse: Any, macros: dict[str, int], vector: int) -> dict[str, int]:
     return macros | {
         "VECTOR": vector, "CHUNK": _chunk(macros["FEATURES"], macros["WIDTH"]),
         "S_STRIDE": _S_STRIDES[_padded(macros["FEATURES"])], "THREADS": 32 * _WARPS,
-        "BFLOAT16": int(sparse.dtype == arrays.HALVES[1]),
-    }  # fmt: skip
+    } | value_macros(sparse.dtype)  # fmt: skip
 
 
 def forward(dense: Any, sparse: Any, macros: dict[str, int], out: Any) -> None:
@@ -116,8 +89,8 @@ def forward(dense: Any, sparse: Any, macros: dict[str, int], out: Any) -> None:
     """
     macros = _macros(sparse, macros, _vector(macros["WIDTH"], dense, sparse))
     shared, _ = _bytes(macros["FEATURES"], macros["CHUNK"])
-    bits = (a.view(np.uint16) for a in (dense, sparse, out))
-    _forward(*bits, len(sparse), macros=macros, B=len(sparse), shared=shared)
+    given = map(arrays.bits, (dense, sparse, out))
+    _forward(*given, len(sparse), macros=macros, B=len(sparse), shared=shared)
 
 
 def backward(
@@ -127,5 +100,5 @@ def backward(
     vector = _vector(macros["WIDTH"], dense, sparse, ddense, dsparse)
     macros = _macros(sparse, macros, vector)
     _, shared = _bytes(macros["FEATURES"], macros["CHUNK"])
-    bits = (a.view(np.uint16) for a in (grad, dense, sparse, ddense, dsparse))
-    _backward(*bits, len(sparse), macros=macros, B=len(sparse), shared=shared)
+    given = map(arrays.bits, (grad, dense, sparse, ddense, dsparse))
+    _backward(*given, len(sparse), macros=macros, B=len(sparse), shared=shared)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from types import ModuleType
@@ -19,6 +20,7 @@ from numba import carray
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.ops.halves import in_float32, value_macros
 from cupyrec.ops.row_memory import (
     Rounding,
     RowMemory,
@@ -125,7 +127,7 @@ _ROUNDING = "const uint32_t* tables, const int64_t* ids, uint64_t seed, uint32_t
 _gather = Kernel(
     "embedding_rows.cu", "gather_rows",
     "const uint64_t* chunks, int k, int stride, const int64_t* rows, const int64_t* inverse,"
-    " const float* unseen, float* out, int64_t n",
+    " const float* unseen, value_t* out, int64_t n",
     lambda N, tile: Geometry(blocks(N, tile * _WARPS), 32 * _WARPS),
 )  # fmt: skip
 _write = Kernel(
@@ -272,7 +274,8 @@ def gather_rows(memory: RowMemory, rows: Any, inverse: Any, unseen: Any, out: An
     inverse : (N,) array of int64
         -1: a zero vector.
     unseen : (M, D) array of float32
-    out : (N, D) array of float32
+    out : (N, D) array of float32, float16 or bfloat16
+        Of 16 bits it gets the numbers that are nearest.
 
     Raises
     ------
@@ -294,7 +297,7 @@ def gather_rows(memory: RowMemory, rows: Any, inverse: Any, unseen: Any, out: An
     errors.dtype("gather_rows", "rows", rows, np.int64)
     errors.dtype("gather_rows", "inverse", inverse, np.int64)
     errors.dtype("gather_rows", "unseen", unseen, np.float32)
-    errors.dtype("gather_rows", "out", out, np.float32)
+    errors.dtype("gather_rows", "out", out, np.float32, *arrays.HALVES)
     errors.axes(
         "gather_rows", rows=(rows, "U"), inverse=(inverse, "N"), out=(out, "N D"),
         unseen=(unseen, "M D"),
@@ -307,15 +310,17 @@ def gather_rows(memory: RowMemory, rows: Any, inverse: Any, unseen: Any, out: An
         vector = vector_width(width, unseen, out)
         tile = _tile(width // vector)
         _gather(
-            *memory[:3], rows, inverse, unseen, out, count,
-            macros={"DIM": width, "VECTOR": vector, "VALUE": memory.value, "TILE": tile},
+            *memory[:3], rows, inverse, unseen, arrays.bits(out), count,
+            macros={"DIM": width, "VECTOR": vector, "VALUE": memory.value, "TILE": tile}
+            | value_macros(out.dtype),
             N=count, tile=tile,
         )  # fmt: skip
         return
-    unseen = np.ascontiguousarray(unseen)
+    loop, unseen = functools.partial(_gather_cpu, memory, rows), np.ascontiguousarray(unseen)
 
     def block(i: int, j: int) -> None:
-        _gather_cpu(memory, rows, inverse[i:j], unseen, scratch(memory, out.shape[1]), out[i:j])
+        options = [scratch(memory, out.shape[1])]
+        in_float32(loop, [inverse[i:j], unseen], options, [out[i:j]])
 
     cpu.parallel(block, len(inverse), _ROWS)
 

@@ -19,7 +19,7 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Geometry, Kernel, blocks
-from cupyrec.ops.dot_interaction_16 import in_float32
+from cupyrec.ops.halves import in_float32, value_macros
 
 __all__ = ["factorization_machine"]
 
@@ -96,35 +96,21 @@ def _cut(values: list[Any], held: bool) -> dict[str, Any]:
         "FEATURES": features, "WIDTH": width, "DENSE": int(dense.shape[1] > 0), "VECTOR": vector,
         "LANES": min(32, 1 << (width // vector - 1).bit_length()),
         "BATCH": features if held else blocks(features, blocks(features, _BATCH)),
-        "BFLOAT16": int(sparse.dtype == arrays.HALVES[1]),
-        "value_t": "uint16_t" if sparse.dtype in arrays.HALVES else "float",
-    }  # fmt: skip
+    } | value_macros(sparse.dtype)  # fmt: skip
 
 
 def _forward_device(dense: Any, sparse: Any, out: Any) -> None:
-    macros = _cut([dense, sparse], held=False)
-    _forward(
-        arrays.bits(dense),
-        arrays.bits(sparse),
-        out,
-        len(out),
-        macros=macros,
-        B=len(out),
-        lanes=macros["LANES"],
-    )
+    values = [dense, sparse]
+    macros = _cut(values, held=False)
+    given = (*map(arrays.bits, values), out, len(out))
+    _forward(*given, macros=macros, B=len(out), lanes=macros["LANES"])
 
 
 def _backward_device(grad: Any, dense: Any, sparse: Any, ddense: Any, dsparse: Any) -> None:
     values = [dense, sparse, ddense, dsparse]
     macros = _cut(values, held=True)
-    _backward(
-        grad,
-        *map(arrays.bits, values),
-        len(grad),
-        macros=macros,
-        B=len(grad),
-        lanes=macros["LANES"],
-    )
+    given = (grad, *map(arrays.bits, values), len(grad))
+    _backward(*given, macros=macros, B=len(grad), lanes=macros["LANES"])
 
 
 class _FactorizationMachine(Function):
@@ -138,8 +124,7 @@ class _FactorizationMachine(Function):
         if xp is np:
 
             def block(i: int, j: int) -> None:
-                inputs = (a[i:j].astype(out.dtype, copy=False) for a in (self.dense, self.sparse))
-                _forward_cpu(*inputs, out[i:j])
+                in_float32(_forward_cpu, (self.dense[i:j], self.sparse[i:j]), (), [out[i:j]])
 
             cpu.parallel(block, len(out), _SAMPLES)
         elif self.dense.size or self.sparse.size:

@@ -20,6 +20,7 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Geometry, Kernel, blocks
+from cupyrec.ops.halves import value_macros
 from cupyrec.random import philox4x32
 
 __all__ = ["Dropout", "mask_words", "relu_dropout", "relu_dropout_backward"]
@@ -170,13 +171,10 @@ _backward = Kernel(
 
 
 def _macros(columns: int, *values: Any) -> dict[str, Any]:
-    size, half = values[0].dtype.itemsize, values[0].dtype in arrays.HALVES
+    size = values[0].dtype.itemsize
     wide = columns % 4 == 0 and not any(arrays.address(x) % (4 * size) for x in values)
-    return {
-        "VECTOR": 4 if wide else 1, "ROWS": _WARP_ROWS,
-        "value_t": "uint16_t" if half else "float",
-        "BFLOAT16": int(values[0].dtype == arrays.HALVES[1]),
-    }  # fmt: skip
+    tiling = {"VECTOR": 4 if wide else 1, "ROWS": _WARP_ROWS}
+    return tiling | value_macros(values[0].dtype)
 
 
 def bias_relu_dropout_device(

@@ -3,17 +3,20 @@
     out[u] = sum over i in positions[offsets[u] : offsets[u + 1]] of x[i]
 
 or of weights[i] * x[index[i]], where values share rows of x. The CPU adds up in that order, devices
-by a tree: chunks of 32 positions, blocks of chunks, all blocks.
+by a tree: chunks of 32 positions, blocks of chunks, all blocks. Of 16 bits, x is widened, and sums
+are float32.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from cupyrec import arrays, cpu, errors
-from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.kernel import Geometry, Kernel, blocks
+from cupyrec.ops.halves import value_macros
 from cupyrec.ops.vector_sums import AHEAD, add_vectors, vector_of
 from cupyrec.scratch import stamped
 
@@ -42,7 +45,7 @@ def _segment_sum_cpu(x, offsets, positions, index, weights, out):
 
 _sum = Kernel(
     "segment_sum.cu", "segment_sum",
-    "const float* x, const int64_t* offsets, const int64_t* positions, const int64_t* index,"
+    "const value_t* x, const int64_t* offsets, const int64_t* positions, const int64_t* index,"
     " const float* weights, float* heads, uint64_t* arrived, uint64_t stamp, float* out,"
     " int64_t segments, int64_t n",
     lambda N, lanes: Geometry(blocks(N, _CHUNK * 256 // lanes), 256), optional="index weights",
@@ -53,16 +56,17 @@ def _segment_sum_device(
     xp: Any, x: Any, offsets: Any, positions: Any, index: Any, weights: Any, out: Any
 ) -> None:
     width, n = x.shape[1], len(positions)
-    vector = vector_width(width, x, out)
+    vector = math.gcd(4, width, arrays.address(x) // x.dtype.itemsize, arrays.address(out) // 4)
     lanes = min(32, max(4, 1 << (width // vector - 1).bit_length()))
     macros = {
         "DIM": width, "VECTOR": vector, "LANES": lanes,
         "INDEXED": int(index is not None), "WEIGHTED": int(weights is not None),
+        **value_macros(x.dtype),
     }  # fmt: skip
     count = _sum.geometry(N=n, lanes=lanes).grid
-    heads, arrived = xp.empty((count, width), x.dtype), stamped(xp, count)
+    heads, arrived = xp.empty((count, width), np.float32), stamped(xp, count)
     _sum(
-        x, offsets, positions, index, weights, heads, *arrived, out, len(out), n,
+        arrays.bits(x), offsets, positions, index, weights, heads, *arrived, out, len(out), n,
         macros=macros, N=n, lanes=lanes,
     )  # fmt: skip
 
@@ -74,7 +78,7 @@ def segment_sum(
 
     Parameters
     ----------
-    x : (N, D) array of float32
+    x : (N, D) array of float32, float16 or bfloat16
     offsets : (U + 1,) array of int64
         Ascending from 0 to P, no segment empty, as `unique_keys` returns them.
     positions : (P,) array of int64
@@ -108,10 +112,10 @@ def segment_sum(
     x, offsets, positions = map(xp.ascontiguousarray, (x, offsets, positions))
     index, weights = (a if a is None else xp.ascontiguousarray(a) for a in (index, weights))
     if xp is not np:
-        out = xp.empty((len(offsets) - 1, x.shape[1]), x.dtype)
+        out = xp.empty((len(offsets) - 1, x.shape[1]), np.float32)
         _segment_sum_device(xp, x, offsets, positions, index, weights, out)
         return out
-    out = arrays.empty((len(offsets) - 1, x.shape[1]), x.dtype)
+    out, x = arrays.empty((len(offsets) - 1, x.shape[1]), np.float32), x.astype("f4", copy=False)
 
     starts = np.arange(0, len(positions) + _POSITIONS, _POSITIONS)
     borders = np.searchsorted(offsets[:-1], starts)
@@ -126,7 +130,7 @@ def segment_sum(
 
 
 def _check(x: Any, offsets: Any, positions: Any, index: Any, weights: Any) -> None:
-    errors.dtype("segment_sum", "x", x, np.float32)
+    errors.dtype("segment_sum", "x", x, np.float32, *arrays.HALVES)
     errors.dtype("segment_sum", "offsets", offsets, np.int64)
     errors.dtype("segment_sum", "positions", positions, np.int64)
     errors.axes("segment_sum", x=(x, "N D"), positions=(positions, "P"), offsets=(offsets, "U"))
