@@ -24,6 +24,7 @@ namespace {
 
 constexpr int GROUP = 128;  // columns of a warp: 16 bytes of mask
 constexpr int ELEMENTS = GROUP / WARP;
+using Elements = Numbers<value_t, ELEMENTS>;
 
 // The work of one warp: rows [row, row + ROWS) of 128 columns.
 struct Tile {
@@ -41,19 +42,14 @@ struct Tile {
         return first + (VECTOR == 4 ? 4 * lane + j : WARP * j + lane);
     }
     // This lane's elements of the row that begins at `from`; 0 beyond its end.
-    __device__ __forceinline__ Floats<ELEMENTS> load(const value_t* from) const {
-        Floats<ELEMENTS> values = {};
+    __device__ __forceinline__ Elements load(const value_t* from) const {
+        Elements values = {};
         if constexpr (VECTOR == 4) {
-            if (column(0) < columns) {
-                const auto all =
-                    *reinterpret_cast<const Numbers<value_t, ELEMENTS>*>(from + column(0));
-#pragma unroll
-                for (int j = 0; j < ELEMENTS; ++j) values.at[j] = widened(all.at[j]);
-            }
+            if (column(0) < columns) values = *reinterpret_cast<const Elements*>(from + column(0));
         } else {
 #pragma unroll
             for (int j = 0; j < ELEMENTS; ++j)
-                if (column(j) < columns) values.at[j] = widened(from[column(j)]);
+                if (column(j) < columns) values.at[j] = from[column(j)];
         }
         return values;
     }
@@ -68,7 +64,7 @@ struct Tile {
     }
     // All ROWS rows.
     __device__ __forceinline__ void load(const value_t* x, int64_t b,
-                                         Floats<ELEMENTS> (&values)[ROWS]) const {
+                                         Elements (&values)[ROWS]) const {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
             values[i] = {};
@@ -118,27 +114,28 @@ extern "C" __global__ void __launch_bounds__(256)
                  int64_t first_sample, int64_t b, int64_t n) {
     const Tile tile(n);
     if (tile.row >= b) return;
-    Floats<ELEMENTS> values[ROWS];
+    Elements values[ROWS];
     tile.load(x, b, values);
-    const Floats<ELEMENTS> added = tile.load(bias);
+    const Elements added = tile.load(bias);
     uint32_t word = 0;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         const int64_t row = tile.row + i;
         uint32_t live = 0;
         bool keep[ELEMENTS] = {true, true, true, true};
+        Floats<ELEMENTS> out;
         if (threshold > 0)
             draw(tile, static_cast<uint32_t>(threshold - 1), seed, step, layer,
                  static_cast<uint32_t>(first_sample + row), keep);
 #pragma unroll
         for (int j = 0; j < ELEMENTS; ++j) {
-            float v = __fadd_rn(values[i].at[j], added.at[j]);
+            float v = __fadd_rn(widened(values[i].at[j]), widened(added.at[j]));
             v = v <= 0.0f ? 0.0f : v;  // NaN stays NaN
             v = keep[j] ? __fmul_rn(v, scale) : 0.0f;
-            values[i].at[j] = v;
+            out.at[j] = v;
             live |= static_cast<uint32_t>(v > 0.0f) << j;  // beyond the end v is 0
         }
-        if (row < b) tile.store(y + row * n, values[i]);
+        if (row < b) tile.store(y + row * n, out);
         if constexpr (VECTOR == 4) {
             const uint32_t joint = joined(live, tile.lane);
             if (tile.lane % 8 == i) word = joint;
@@ -159,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(256)
                           int64_t b, int64_t n) {
     const Tile tile(n);
     if (tile.row >= b) return;
-    Floats<ELEMENTS> values[ROWS];
+    Elements values[ROWS];
     tile.load(dy, b, values);
     const int64_t at = tile.mask_word(b);
     // cublasLt says nothing of words beyond the last column.
@@ -167,12 +164,13 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         uint32_t word = __shfl_sync(FULL, own, tile.lane / 8 * 8 + i);
+        Floats<ELEMENTS> out;
 #pragma unroll
         for (int j = 0; j < ELEMENTS; ++j) {
             if constexpr (VECTOR == 1) word = __shfl_sync(FULL, own, 8 * j + i);
             const int bit = VECTOR == 4 ? 4 * (tile.lane % 8) + j : tile.lane;
-            values[i].at[j] = word >> bit & 1 ? __fmul_rn(values[i].at[j], scale) : 0.0f;
+            out.at[j] = word >> bit & 1 ? __fmul_rn(widened(values[i].at[j]), scale) : 0.0f;
         }
-        if (tile.row + i < b) tile.store(dx + (tile.row + i) * n, values[i]);
+        if (tile.row + i < b) tile.store(dx + (tile.row + i) * n, out);
     }
 }

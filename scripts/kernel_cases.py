@@ -12,9 +12,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import half_cases  # noqa: F401 enters its cases
 import interaction_cases  # noqa: F401 enters its cases
 import kernel_naive as naive
+import mlp_cases  # noqa: F401 enters its cases
 import normalization_cases  # noqa: F401 enters its cases
 import numpy as np
 from kernel_inputs import (
@@ -42,7 +42,6 @@ from cupyrec.ops import (
     initial_vectors,
     int8_codec,
     move_rows,
-    relu_dropout,
     segment_sum,
     stochastic_rounding,
     unique_keys,
@@ -334,32 +333,6 @@ def _hash_delete(xp: ModuleType, batch: int, width: int) -> Work:
 
 
 # Dense ops
-
-DROPOUT = relu_dropout.Dropout(0.5, seed=1, step=2, layer=3)
-COLUMNS = 1024
-
-
-@case("relu_dropout_forward")
-def _relu_dropout_forward(xp: ModuleType, batch: int, width: int) -> Work:
-    x, bias = floats(xp, batch, COLUMNS), floats(xp, COLUMNS)
-    ideal = batch * COLUMNS * 8 + 4 * COLUMNS + batch * COLUMNS // 8
-    return Work(
-        lambda: relu_dropout.relu_dropout(x, bias, DROPOUT),
-        ideal, f"B={batch} N={COLUMNS}", {"N": COLUMNS},
-        naive=lambda: naive.relu_dropout(xp, x, bias, DROPOUT.rate),
-    )  # fmt: skip
-
-
-@case("relu_dropout_backward")
-def _relu_dropout_backward(xp: ModuleType, batch: int, width: int) -> Work:
-    x, bias = floats(xp, batch, COLUMNS), floats(xp, COLUMNS)
-    _, mask = relu_dropout.relu_dropout(x, bias, DROPOUT)
-    ideal = batch * COLUMNS * 8 + batch * COLUMNS // 8
-    return Work(
-        lambda: (relu_dropout.relu_dropout_backward(x, mask, DROPOUT),),
-        ideal, f"B={batch} N={COLUMNS}", {"N": COLUMNS},
-        naive=lambda: (naive.relu_dropout_backward(xp, x, mask, DROPOUT.rate),),
-    )  # fmt: skip
 
 
 def _logits(xp: ModuleType, batch: int, samples: int) -> tuple[Any, Any, str]:

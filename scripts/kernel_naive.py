@@ -165,12 +165,12 @@ def relu_dropout(xp: ModuleType, x: Any, bias: Any, rate: float) -> tuple[Any, A
     keep = xp.random.default_rng(0).random(x.shape, dtype=np.float32) >= rate
     y = xp.maximum(x + bias, 0) * keep * np.float32(1 / (1 - rate))
     mask = xp.packbits(y > 0, bitorder="little").view(np.uint32)
-    return y, mask.reshape(len(x), -1)
+    return y.astype(x.dtype), mask.reshape(len(x), -1)
 
 
 def relu_dropout_backward(xp: ModuleType, dy: Any, mask: Any, rate: float) -> Any:
     live = xp.unpackbits(mask.view(np.uint8), bitorder="little").reshape(dy.shape)
-    return dy * live * np.float32(1 / (1 - rate))
+    return (dy * live * np.float32(1 / (1 - rate))).astype(dy.dtype)
 
 
 def bce(xp: ModuleType, z: Any, y: Any) -> Any:

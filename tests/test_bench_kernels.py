@@ -310,7 +310,8 @@ def test_difference(expected, got, error):
 
 ALL = [(name, width) for name, (_, widths) in kernel_cases.CASES.items() for width in widths]
 NO_NAIVE = {"hash_find", "hash_find_or_insert", "hash_delete", "round_rows"}  # keys decide
-OWN_NAIVE = {"unique_keys", "relu_dropout_forward", "initial_uniform", "initial_normal"}  # below
+DRAWN = {"relu_dropout_forward", "relu_dropout_16_forward", "initial_uniform", "initial_normal"}
+OWN_NAIVE = {"unique_keys", *DRAWN}  # below
 
 
 def naive(name, width=0):
@@ -365,7 +366,8 @@ NEAR_IDEAL = {
     "sgd_dense", "momentum_dense", "adagrad_dense", "adam_dense", "ftrl_dense", "clip_scale",
     "gather_rows", "round_rows", "int8_encode", "int8_decode", "dot_interaction_forward",
     "dot_interaction_backward", "dot_interaction_16_forward", "dot_interaction_16_backward",
-    "relu_dropout_forward", "relu_dropout_backward", "bce", "bce_and_gradient", "pool_rows",
+    "relu_dropout_forward", "relu_dropout_backward", "relu_dropout_16_forward",
+    "relu_dropout_16_backward", "bce", "bce_and_gradient", "pool_rows",
     "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
     "batch_norm_forward", "batch_norm_backward", "factorization_machine_forward",
     "factorization_machine_backward", "factorization_machine_16_forward",

@@ -143,6 +143,10 @@ def cast_all():
         cast.cast_array(floats(3, 13, dtype=half), np.float32)
         cast.padded(cast.cast_array(x, half)[:, :5], half)
         cast.cast_matrices([x], half)
+        for columns in (13, 16):
+            x = floats(3, columns, dtype=half)
+            _, mask = relu_dropout.relu_dropout(x, floats(columns, dtype=half))
+            relu_dropout.relu_dropout_backward(x, mask)
 
 
 def normalize(width, shift):

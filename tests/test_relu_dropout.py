@@ -4,10 +4,11 @@ import numpy as np
 import oracle
 import pytest
 
-from cupyrec import Tensor
+from cupyrec import Tensor, arrays
 from cupyrec.ops.relu_dropout import Dropout, mask_words, relu_dropout, relu_dropout_backward
 from cupyrec.testing import gradcheck
 
+f32 = np.float32
 SHAPES = oracle.covering((0, 1, 3, 17, 127, 1025), (1, 3, 4, 16, 128, 130), most=40_000)
 
 
@@ -162,9 +163,6 @@ def test_same_bits():
     oracle.check_same_bits(call)
 
 
-f32 = np.float32
-
-
 @pytest.mark.parametrize(
     ("x", "bias", "error", "text"),
     [
@@ -178,7 +176,7 @@ f32 = np.float32
         ),
         (
             np.ones((2, 3), int), np.ones(3, f32), TypeError,
-            "'x' must be float32 or float64, got int64.",
+            "'x' must be float32 or float16 or bfloat16 or float64, got int64.",
         ),
         (np.ones((2, 3), f32), np.ones(3), TypeError, "'bias' must be float32, got float64."),
         (
@@ -220,7 +218,7 @@ def test_refuses_a_rate_outside(rate):
         ),
         (
             np.ones((2, 3), int), np.ones((2, 4), np.uint32), TypeError,
-            "'dy' must be float32 or float64, got int64.",
+            "'dy' must be float32 or float16 or bfloat16 or float64, got int64.",
         ),
         (
             None, np.ones((2, 4), np.uint32), TypeError,
@@ -247,3 +245,21 @@ def test_refuses_counters_that_philox_has_no_room_for(dropout, first, text):
     x, bias = np.zeros((2, 3)), np.zeros(3)
     with pytest.raises(ValueError, match=oracle.sentence(f"relu_dropout: {text}")):
         relu_dropout(x, bias, Dropout(0.5, **dropout), first_sample=first)
+
+
+@pytest.mark.parametrize("dtype", arrays.HALVES, ids=str)
+@pytest.mark.parametrize("columns", [13, 16, 130])
+def test_floats_of_16_bits_are_rounded_once(np_or_xp, columns, dtype):
+    xp, dropout = np_or_xp, Dropout(0.3, 5, 2)
+    x, bias = oracle.normals((17, columns)).astype(dtype), oracle.normals(columns).astype(dtype)
+    y, mask = relu_dropout(xp.asarray(x), xp.asarray(bias), dropout)
+    wide, expected_mask = relu_dropout(x.astype(f32), bias.astype(f32), dropout)
+    got = arrays.to_host(y)
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got.astype(f32), wide.astype(dtype).astype(f32))
+    words = slice(0, -(-columns // 32))
+    np.testing.assert_array_equal(arrays.to_host(mask)[:, words], expected_mask[:, words])
+    dx = arrays.to_host(relu_dropout_backward(xp.asarray(x), mask, dropout))
+    assert dx.dtype == dtype
+    wide = relu_dropout_backward(x.astype(f32), expected_mask, dropout)
+    np.testing.assert_array_equal(dx.astype(f32), wide.astype(dtype).astype(f32))

@@ -135,7 +135,7 @@ def test_thread_order(xp, columns):
 
 def test_refuses_float64(xp):
     x, bias = xp.ones((2, 3), float), xp.ones(3, float)
-    text = "relu_dropout: 'x' must be float32, got float64."
+    text = "relu_dropout: 'x' must be float32 or float16 or bfloat16, got float64."
     with pytest.raises(TypeError, match=oracle.sentence(text)):
         relu_dropout(x, bias)
     text = "relu_dropout_backward: 'dy' must be float32 or float16 or bfloat16, got float64."

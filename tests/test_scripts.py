@@ -48,9 +48,9 @@ def data(bench):
 
 # test_bench_kernels.py and tests of their own names have these.
 ELSEWHERE = {
-    "half_cases.py", "interaction_cases.py", "kernel_cases.py", "kernel_figures.py",
+    "interaction_cases.py", "kernel_cases.py", "kernel_figures.py",
     "kernel_inputs.py", "kernel_naive.py", "kernel_page.py", "kernel_plot.py", "kernel_shapes.py",
-    "normalization_cases.py", "optimizer_cases.py",
+    "mlp_cases.py",    "normalization_cases.py", "optimizer_cases.py",
 }  # fmt: skip
 
 

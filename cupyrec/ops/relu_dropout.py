@@ -20,6 +20,7 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Geometry, Kernel, blocks
+from cupyrec.ops.cast import cast_array
 from cupyrec.ops.halves import value_macros
 from cupyrec.random import philox4x32
 
@@ -197,20 +198,22 @@ class _ReluDropout(Function):
             x, y = xp.ascontiguousarray(x), xp.empty(x.shape, x.dtype)
             bias_relu_dropout_device(x, bias, y, mask, dropout, first_sample)
             return y
-        y = np.array(x, order="C")
+        wide = np.float32 if x.dtype in arrays.HALVES else x.dtype  # 16 bits are storage here
+        y, bias = np.array(x, wide, order="C"), bias.astype(wide, copy=False)
 
         def block(start: int, stop: int) -> None:
             bias_relu_dropout_cpu(
-                y[start:stop], bias, *dropout.loop_arguments(x.dtype), first_sample + start
+                y[start:stop], bias, *dropout.loop_arguments(y.dtype), first_sample + start
             )
             _pack_live(y[start:stop], mask[start:stop])
 
         cpu.parallel(block, len(y), _ROWS)
-        return y
+        return cast_array(y, x.dtype)
 
     def backward(self, grad):
         dx = relu_dropout_backward(grad, self.mask, self.dropout)
-        return dx, dx.sum(axis=0)
+        wide = np.float32 if dx.dtype in arrays.HALVES else dx.dtype
+        return dx, dx.astype(wide, copy=False).sum(axis=0)
 
 
 def relu_dropout(
@@ -220,7 +223,7 @@ def relu_dropout(
 
     Parameters
     ----------
-    x : (B, N) array or Tensor of float32, on the CPU also float64
+    x : (B, N) array or Tensor of float32, float16 or bfloat16, on the CPU also float64
     bias : (N,) array or Tensor of the same dtype
     dropout : Dropout
     first_sample : int
@@ -259,7 +262,7 @@ def relu_dropout(
 
 def _floats(xp: ModuleType) -> tuple[type, ...]:
     """The dtypes that a device has loops or kernels for."""
-    return (np.float32, np.float64) if xp is np else (np.float32,)
+    return (np.float32, *arrays.HALVES, *([np.float64] if xp is np else []))
 
 
 def relu_dropout_backward(dy: Any, mask: Any, dropout: Dropout = _NO_DROPOUT) -> Any:
@@ -267,7 +270,7 @@ def relu_dropout_backward(dy: Any, mask: Any, dropout: Dropout = _NO_DROPOUT) ->
 
     Parameters
     ----------
-    dy : (B, N) array of float32, on the CPU also float64, on devices also float16 and bfloat16
+    dy : (B, N) array of float32, float16 or bfloat16, on the CPU also float64
     mask : (B, 4 * ceil(N / 128)) array of uint32
         As `relu_dropout` returned it.
     dropout : Dropout
@@ -285,8 +288,7 @@ def relu_dropout_backward(dy: Any, mask: Any, dropout: Dropout = _NO_DROPOUT) ->
     array([[0., 6.]])
     """
     xp = arrays.namespace("relu_dropout_backward", dy, mask)
-    halves = () if xp is np else arrays.HALVES
-    errors.dtype("relu_dropout_backward", "dy", dy, *_floats(xp), *halves)
+    errors.dtype("relu_dropout_backward", "dy", dy, *_floats(xp))
     errors.dtype("relu_dropout_backward", "mask", mask, np.uint32)
     rows, columns = errors.axes("relu_dropout_backward", dy=(dy, "B N"))
     errors.axes("relu_dropout_backward", dy=(dy, "B N"), mask=(mask, f"B {mask_words(columns)}"))
@@ -298,10 +300,15 @@ def relu_dropout_backward(dy: Any, mask: Any, dropout: Dropout = _NO_DROPOUT) ->
             macros=_macros(columns, dy, dx), B=rows, N=columns,
         )  # fmt: skip
         return dx
-    scale = dy.dtype.type(dropout.scale)
+    wide = np.dtype(np.float32) if dy.dtype in arrays.HALVES else dy.dtype
+    scale = wide.type(dropout.scale)
 
     def block(start: int, stop: int) -> None:
-        _apply_mask(dy[start:stop], mask[start:stop], scale, dx[start:stop])
+        out = dx[start:stop]
+        part = out if wide == dx.dtype else np.empty(out.shape, wide)
+        _apply_mask(dy[start:stop].astype(wide, copy=False), mask[start:stop], scale, part)
+        if part is not out:
+            out[...] = cast_array(part, dx.dtype)
 
     cpu.parallel(block, rows, _ROWS)
     return dx
