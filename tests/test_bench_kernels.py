@@ -311,7 +311,6 @@ def test_difference(expected, got, error):
 ALL = [(name, width) for name, (_, widths) in kernel_cases.CASES.items() for width in widths]
 NO_NAIVE = {"hash_find", "hash_find_or_insert", "hash_delete", "round_rows"}  # keys decide
 DRAWN = {"relu_dropout_forward", "relu_dropout_16_forward", "initial_uniform", "initial_normal"}
-OWN_NAIVE = {"unique_keys", *DRAWN}  # below
 
 
 def naive(name, width=0):
@@ -325,7 +324,7 @@ def naive(name, width=0):
 @pytest.mark.parametrize(("name", "width"), [case for case in ALL if case[0] not in NO_NAIVE])
 def test_naive_versions_agree_with_the_ops(name, width):
     expected, got, tolerance = naive(name, width)
-    if name not in OWN_NAIVE:
+    if name not in DRAWN | {"unique_keys"}:  # of these below
         assert max(map(bench_kernels.difference, expected, got)) <= tolerance
 
 
