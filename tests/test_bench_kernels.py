@@ -366,11 +366,10 @@ NEAR_IDEAL = {
     "gather_rows", "round_rows", "int8_encode", "int8_decode", "dot_interaction_forward",
     "dot_interaction_backward", "dot_interaction_16_forward", "dot_interaction_16_backward",
     "relu_dropout_forward", "relu_dropout_backward", "relu_dropout_16_forward",
-    "relu_dropout_16_backward", "bce", "bce_and_gradient", "pool_rows",
-    "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
-    "batch_norm_forward", "batch_norm_backward", "factorization_machine_forward",
-    "factorization_machine_backward", "factorization_machine_16_forward",
-    "factorization_machine_16_backward", "cast_rows", "cast_matrices", "gather_rows_16",
+    "relu_dropout_16_backward", "bce", "bce_and_gradient", "pool_rows", "weight_gradient",
+    "bag_numbers", "layer_norm_forward", "layer_norm_backward", "batch_norm_forward",
+    "batch_norm_backward", "cast_rows", "cast_matrices", "gather_rows_16",
+    *(f"factorization_machine{n}_{way}" for n in ("", "_16") for way in ("forward", "backward")),
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",
