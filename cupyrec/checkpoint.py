@@ -95,12 +95,7 @@ def save(
             "model": type(model).__name__,
             "config": config or {},
             "progress": progress or {},
-            "optimizer": optimizer
-            and {
-                "class": type(optimizer).__name__,
-                "t": optimizer.t,
-                "schedule": _schedule_state(optimizer),
-            },
+            "optimizer": optimizer and optimizer.state_dict(),
             "groups": groups,
             "dropout_seeds": {name: mlp.dropout_seed for name, mlp in _mlps(model)},
             "files": {file.name: _fingerprint(file) for file in sorted(temporary.iterdir())},
@@ -237,9 +232,7 @@ def load(
     if optimizer is not None:
         for key, view in states.items():
             view[...] = arrays.copy_to(arrays.namespace("checkpoint.load", view), dense[key])
-        optimizer.t = manifest["optimizer"]["t"]
-        if (state := manifest["optimizer"]["schedule"]) is not None:
-            optimizer.schedule.load_state_dict(state)
+        optimizer.load_state_dict(manifest["optimizer"])
         optimizer.zero_grad()
         random.set_step(optimizer.t)
     for name, mlp in _mlps(model):
@@ -405,10 +398,6 @@ def _read_group(folder: Path, entry: dict[str, Any]) -> Iterator[Rows]:
 
 def _state_parts(entry: dict[str, Any]) -> tuple[StatePart, ...]:
     return tuple(StatePart(*part[:3], getattr(np, part[3])) for part in entry["state"])
-
-
-def _schedule_state(optimizer: Optimizer) -> dict[str, Any] | None:
-    return optimizer.schedule.state_dict() if hasattr(optimizer.schedule, "state_dict") else None
 
 
 def _file(folder: Path, name: str, shard: str, key: str) -> Path:

@@ -35,14 +35,14 @@ _LOG_EVERY = 20  # steps a line of metrics
 def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     """Train on one batch, wherever it lies; return its loss, on the model's device.
 
-    A loss, or with `clip_norm` a gradient norm, that is not finite updates nothing, though unseen
-    ids have got their rows. On the CPU it raises; a GPU is not waited for: `fit` sees it when it
-    reads the losses.
+    A loss or a gradient that is not finite updates nothing, though unseen ids have got their rows.
+    On the CPU it raises, unless it is a gradient and the optimizer's `scaler` can lower its scale;
+    a GPU is not waited for: `fit` sees it when it reads the losses.
 
     Raises
     ------
     FloatingPointError
-        On the CPU: the loss or the norm is not finite.
+        On the CPU: the loss or a gradient is not finite.
     ValueError
         The batch has no labels.
 
@@ -62,7 +62,7 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     loss = bce_with_logits(logits, batch.labels)  # mean over the batch
     if model.device == "cpu":
         _check_finite(loss, batch, model, optimizer)
-    loss.backward()  # dense gradients, and one a row that was looked up
+    loss.backward(optimizer.loss_gradient(loss))  # dense gradients, and one a row looked up
     optimizer.step(loss)  # clip by the norm of both, update both
     return loss
 
@@ -115,8 +115,9 @@ def fit(
     Raises
     ------
     FloatingPointError
-        The loss, the gradient norm, a logit of `valid` or a value to be saved is not finite. No
-        checkpoint is written. Losses of a GPU are read every 20 steps.
+        The loss, a gradient, a logit of `valid` or a value to be saved is not finite; with a
+        scaler a gradient may, until its scale is 1. No checkpoint is written. Losses of a GPU are
+        read every 20 steps.
     KeyboardInterrupt
         After SIGINT or SIGTERM: the step in progress, with its evaluation if it has one, was
         finished and a checkpoint saved.
@@ -200,6 +201,7 @@ class _Job:
     callbacks: Sequence[Callable[[dict[str, Any]], None]]
     losses: list[Any] = dataclasses.field(default_factory=list)  # not read yet
     last_loss: float = 0.0
+    scaling: dict[str, Any] = dataclasses.field(default_factory=dict)  # for lines of metrics
     last_auc: float | None = None
 
     def log(self, **line: Any) -> None:
@@ -212,8 +214,14 @@ class _Job:
         """Add the losses of the steps since the last time to the progress."""
         if not self.losses:
             return
-        xp = arrays.namespace("fit", *self.losses)
-        losses = arrays.to_host(xp.stack(self.losses)).tolist()
+        xp, scaler = arrays.namespace("fit", *self.losses), self.optimizer.scaler
+        losses, stuck = xp.stack(self.losses), 0
+        if scaler is None:
+            losses = arrays.to_host(losses).tolist()
+        else:  # in one transfer
+            values = xp.concatenate([losses.astype(np.float64), scaler.scaling.state])
+            *losses, scale, _, skipped, stuck, _, _ = arrays.to_host(values).tolist()
+            self.scaling = dict(loss_scale=scale, skipped=int(skipped))
         first = self.progress.step - len(losses) + 1
         self.losses.clear()
         for step, loss in enumerate(losses, first):
@@ -224,6 +232,12 @@ class _Job:
                     "clip_norm."
                 )
             self.progress.loss_sum += loss
+        if stuck:  # of a GPU again
+            raise FloatingPointError(
+                f"fit: gradients must be finite at a loss scale of 1, got {stuck:g} steps up to "
+                f"step {self.progress.step} where they were not, which updated nothing. Try a "
+                f"smaller learning rate than {self.optimizer.lr:g}, or clip_norm."
+            )
         self.progress.loss_count += len(losses)
         self.last_loss = losses[-1]
 
@@ -233,7 +247,7 @@ class _Job:
         mean = progress.loss_sum / progress.loss_count
         progress.loss_sum, progress.loss_count = 0.0, 0
         lr = optimizer.lr * (optimizer.schedule(optimizer.t) if optimizer.schedule else 1.0)
-        self.log(step=progress.step, epoch=epoch, loss=mean, lr=lr)
+        self.log(step=progress.step, epoch=epoch, loss=mean, lr=lr, **self.scaling)
 
     def check_point(self, batch: Batch, evaluating: bool) -> None:
         """Evaluate if it is time to and there is `valid`; save."""

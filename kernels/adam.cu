@@ -2,7 +2,8 @@
 //   (sqrt(v) * inverse_root + eps), on N dense parameters and on U embedding rows [w (DIM), m
 //   (DIM), v (DIM)], behind which `last` is written unless it is 0; nothing is written where
 //   `scale` is NaN. The host computes rest = 1 - beta, rate = lr / (1 - beta1^t), inverse_root = (1
-//   - beta2^t)^-1/2 and decay = lr * weight_decay in float64.
+//   - beta2^t)^-1/2 and decay = lr * weight_decay in float64. With `corrections`, which hold those
+//   two of the t that the device counted, rate is lr.
 // Who does what: blocks of 256 threads. Dense: a thread updates 4 consecutive floats, VECTOR at a
 //   time. Rows: a thread updates one of the DIM / VECTOR pieces of a row, consecutive threads
 //   consecutive ones, so that a warp moves whole sectors of w, m, v and g.
@@ -20,6 +21,7 @@ namespace {
 
 struct Constants {
     float rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay;
+    const float* corrections;
     const float* scale;
 };
 
@@ -30,13 +32,15 @@ __device__ __forceinline__ bool update(Vector w, float* m, float* v, const float
     Floats<N> weight = load<N>(w), mean = load<N>(m), square = load<N>(v);
     const float factor = gradient_scale(c.scale);
     if (is_nan(factor)) return false;
+    const float rate = c.corrections ? c.rate * c.corrections[0] : c.rate;
+    const float inverse_root = c.corrections ? c.corrections[1] : c.inverse_root;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const float x = gradient.at[i] * factor;
         mean.at[i] = c.beta1 * mean.at[i] + c.rest1 * x;
         square.at[i] = c.beta2 * square.at[i] + c.rest2 * (x * x);
-        const float root = sqrtf(square.at[i]) * c.inverse_root;
-        weight.at[i] -= c.decay * weight.at[i] + c.rate * mean.at[i] / (root + c.eps);
+        const float root = sqrtf(square.at[i]) * inverse_root;
+        weight.at[i] -= c.decay * weight.at[i] + rate * mean.at[i] / (root + c.eps);
     }
     store(w, weight);
     store(m, mean);
@@ -50,24 +54,25 @@ __device__ __forceinline__ bool update(Vector w, float* m, float* v, const float
 extern "C" __global__ void __launch_bounds__(256)
     adam_rows(const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,
               int last, float rate, float beta1, float rest1, float beta2, float rest2,
-              float inverse_root, float eps, float decay, const float* scale,
-              const uint32_t* tables, const int64_t* ids, uint64_t seed, uint32_t step,
-              int64_t row_count) {
+              float inverse_root, float eps, float decay, const float* corrections,
+              const float* scale, const uint32_t* tables, const int64_t* ids, uint64_t seed,
+              uint32_t step, int64_t row_count) {
     const RowPiece<DIM, VECTOR> piece;
     if (piece.u >= row_count) return;
     float* row = row_at(chunks, k, stride, rows[piece.u]);
-    const bool updated =
-        update<VECTOR>(piece.vector(row, {tables, ids, seed, step}), piece.state(row),
-                       piece.state(row, 1), g + piece.number * VECTOR,
-                       {rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay, scale});
+    const bool updated = update<VECTOR>(
+        piece.vector(row, {tables, ids, seed, step}), piece.state(row), piece.state(row, 1),
+        g + piece.number * VECTOR,
+        {rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay, corrections, scale});
     if (updated && last && piece.column == 0) *reinterpret_cast<int*>(piece.state(row, 2)) = last;
 }
 #else
 extern "C" __global__ void __launch_bounds__(256)
     adam_dense(float* w, float* m, float* v, const float* g, float rate, float beta1, float rest1,
                float beta2, float rest2, float inverse_root, float eps, float decay,
-               const float* scale, int64_t n) {
-    const Constants c{rate, beta1, rest1, beta2, rest2, inverse_root, eps, decay, scale};
+               const float* corrections, const float* scale, int64_t n) {
+    const Constants c{rate,         beta1, rest1, beta2,       rest2,
+                      inverse_root, eps,   decay, corrections, scale};
     const int64_t i = thread_number() * 4;
     if (i + 4 <= n) {
 #pragma unroll

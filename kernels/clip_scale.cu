@@ -1,6 +1,7 @@
-// What: scale = min(1, clip_norm / norm), norm = sqrt(sum of x^2 over the elements of all arrays)
-//   in float64; NaN where the norm or the loss is not finite. A `clip_norm` of inf clips nothing; a
-//   norm of 0 gives 1.
+// What: scale = min(1, clip_norm / norm) / loss scale, norm = sqrt(sum of x^2 over the elements of
+//   all arrays) / loss scale in float64; NaN where the norm or the loss is not finite. A
+//   `clip_norm` of inf clips nothing, nor is a norm of 0 clipped. Without `state` the loss scale
+//   is 1; else `state` and `factors` make the step that cupyrec/ops/loss_scaling.py defines.
 // Who does what: blocks of 256 threads; those from end of array k - 1 to end of array k take its
 //   tiles of 2,048 elements, as many apart as they are. Of a tile a thread takes twice 4
 //   consecutive elements, 1,024 apart. Within a block sums are added by shuffles, then over its
@@ -63,13 +64,47 @@ __device__ __forceinline__ double sum_of(const Array& array) {
     return block_sum<THREADS>(sum);
 }
 
+// The loss scale, what else `state` and `factors` hold, and the rules, as in loss_scaling.py.
+struct LossScaling {
+    double* state;
+    float* factors;
+    double growth, backoff;
+    int interval;
+    double beta1, beta2;
+};
+
+__device__ __forceinline__ void advance(const LossScaling& by, bool finite) {
+    double scale = by.state[0], good = by.state[1];
+    if (finite) {
+        const double power1 = by.state[4] * by.beta1, power2 = by.state[5] * by.beta2;
+        by.state[4] = power1;
+        by.state[5] = power2;
+        by.factors[1] = static_cast<float>(__ddiv_rn(1.0, __dsub_rn(1.0, power1)));
+        by.factors[2] = static_cast<float>(__ddiv_rn(1.0, __dsqrt_rn(__dsub_rn(1.0, power2))));
+        good += 1;
+        if (good >= by.interval) {
+            scale = fmin(scale * by.growth, 0x1p24);
+            good = 0;
+        }
+    } else {
+        by.state[2] += 1;
+        by.state[3] += scale == 1;
+        good = 0;
+        scale = fmax(scale * by.backoff, 1.0);
+    }
+    by.factors[0] = static_cast<float>(scale);
+    by.state[0] = static_cast<float>(scale);
+    by.state[1] = good;
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(256)
     clip_scale(const float* x0, int64_t n0, int end0, const float* x1, int64_t n1, int end1,
                const float* x2, int64_t n2, int end2, const float* x3, int64_t n3, int end3,
                double* parts, int first, int count, uint32_t* counter, double clip_norm,
-               const float* loss, float* scale) {
+               const float* loss, float* scale, double* state, float* factors, double growth,
+               double backoff, int interval, double beta1, double beta2) {
     const int block = blockIdx.x;
     Array array{x0, n0, 0, end0};
     if (block >= end0) array = {x1, n1, end0, end1};
@@ -82,8 +117,10 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int i = threadIdx.x; i < count; i += THREADS) sum += parts[i];
     sum = block_sum<THREADS>(sum);
     if (threadIdx.x > 0) return;
-    const double norm = sqrt(sum);
-    const float factor = static_cast<float>(fmin(1.0, clip_norm / norm));
+    const double loss_scale = state ? state[0] : 1.0;
+    const double norm = sqrt(sum) / loss_scale;
+    const double factor = fmin(1.0, clip_norm / norm) / loss_scale;
     const bool finite = isfinite(norm) && (!loss || isfinite(*loss));
-    *scale = finite ? factor : __int_as_float(0x7FFFFFFF);
+    *scale = finite ? static_cast<float>(factor) : __int_as_float(0x7FFFFFFF);
+    if (state) advance({state, factors, growth, backoff, interval, beta1, beta2}, finite);
 }

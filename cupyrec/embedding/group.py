@@ -316,12 +316,12 @@ class Group:
                 "another device between a look-up and its backward pass, got such a look-up."
             )
 
-    def gradients(self, l2: float = 0.0) -> RowGradients:
+    def gradients(self, l2: Any = None) -> RowGradients:
         """Return this step's gradients: of the rows looked up, with `dense_updates` of all rows.
 
         Parameters
         ----------
-        l2 : float
+        l2 : np.float32 or (1,) array of float32, optional
             Times the weight, to be added to its gradient; needs `dense_updates`.
 
         Examples
@@ -331,13 +331,13 @@ class Group:
         self._pending = [summed(self.xp, self.width, self._pending)]
         return self._of_all_rows(self._pending[0], l2) if self.dense_updates else self._pending[0]
 
-    def _of_all_rows(self, gradients: RowGradients, l2: float) -> RowGradients:
+    def _of_all_rows(self, gradients: RowGradients, l2: Any) -> RowGradients:
         self._catch_up_all()  # after a step that a device left out, or lazy training
         count, xp = len(self.store), self.xp
         rows, values = xp.arange(count), xp.zeros((count, self.width), np.float32)
         values[gradients.rows] = gradients.values
-        if l2:
-            values += np.float32(l2) * self.current_vectors(rows)
+        if l2 is not None:
+            values += l2 * self.current_vectors(rows)
         return RowGradients(rows, values, *self.store.keys(0, count))
 
     def zero_grad(self) -> None:

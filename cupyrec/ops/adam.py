@@ -6,7 +6,9 @@
     w -= lr * weight_decay * w                  AdamW (Loshchilov and Hutter 2019)
     w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-A row is [w (D), m (D), v (D)]. Lazy: only the rows of the batch move, t counts all steps.
+A row is [w (D), m (D), v (D)]. Lazy: only the rows of the batch move, t counts all steps. Where a
+device alone knows t, since it skips steps, it keeps the two corrections 1 / (1 - beta1^t) and
+1 / sqrt(1 - beta2^t): lr times the first is then rounded once more.
 """
 
 from __future__ import annotations
@@ -61,21 +63,27 @@ def _update_rows(memory, addresses, g, scratch, rounding, last, constants):
 
 _CONSTANTS = (
     "float rate, float beta1, float rest1, float beta2, float rest2, float inverse_root, float eps,"
-    " float decay"
+    " float decay, const float* corrections"
 )
 _dense = Kernel(
     "adam.cu", "adam_dense",
     f"float* w, float* m, float* v, const float* g, {_CONSTANTS}, const float* scale, int64_t n",
-    lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
+    lambda N: Geometry(blocks(N, 1024), 256), optional="corrections scale",
 )  # fmt: skip
-_rows = row_kernel("adam.cu", "adam_rows", f"int last, {_CONSTANTS}")
+_rows = row_kernel("adam.cu", "adam_rows", f"int last, {_CONSTANTS}", optional="corrections")
 
 
 def _constants(
-    lr: float, beta1: float, beta2: float, eps: float, t: int, weight_decay: float
-) -> tuple:
+    lr: float, beta1: float, beta2: float, eps: float, t: int, weight_decay: float,
+    corrections: Any = None,
+) -> tuple:  # fmt: skip
     """What loops and kernels take. 1 - beta is rounded once; 1 - float32(.999) is off by 1e-5."""
-    rate, inverse_root = lr / (1 - beta1**t), (1 - beta2**t) ** -0.5
+    if corrections is None:
+        rate, inverse_root = lr / (1 - beta1**t), (1 - beta2**t) ** -0.5
+    elif isinstance(corrections, np.ndarray):
+        rate, inverse_root = np.float32(lr) * corrections[0], corrections[1]
+    else:
+        rate, inverse_root = lr, 1.0  # the kernel multiplies by them
     constants = (rate, beta1, 1 - beta1, beta2, 1 - beta2, inverse_root, eps, lr * weight_decay)
     return tuple(np.float32(c) for c in constants)
 
@@ -92,6 +100,7 @@ def adam_dense(
     eps: float,
     t: int,
     weight_decay: float = 0.0,
+    corrections: Any = None,
     scale: Any = 1.0,
 ) -> None:
     """Update dense parameters and their state in place.
@@ -105,6 +114,8 @@ def adam_dense(
         Number of this step, from 1.
     weight_decay : float
         Decoupled from the gradient.
+    corrections : (2,) array of float32 on the device of `w`, optional
+        As above, instead of those of `t`.
     scale : float, or (1,) array of float32 on the device of `w`
         Where it is NaN, nothing is updated.
 
@@ -123,11 +134,12 @@ def adam_dense(
     """
     errors.vectors("adam_dense", w=w, m=m, v=v, g=g)
     xp = arrays.namespace("adam_dense", w, m, v, g)
-    c = _constants(lr, beta1, beta2, eps, t, weight_decay)
+    c = _constants(lr, beta1, beta2, eps, t, weight_decay, corrections)
     if xp is not np:
         g = xp.ascontiguousarray(g)
         macros = {"VECTOR": vector_width(4, w, m, v, g)}
-        _dense(w, m, v, g, *c, scale_pointer(xp, scale), w.size, macros=macros, N=w.size)
+        scale = scale_pointer(xp, scale)
+        _dense(w, m, v, g, *c, corrections, scale, w.size, macros=macros, N=w.size)
     elif not np.isnan(scale := scale_value(scale)):
         c = (*c, np.float32(scale))
         cpu.parallel(lambda i, j: _update(w[i:j], m[i:j], v[i:j], g[i:j], c), w.size, _ELEMENTS)
@@ -144,6 +156,7 @@ def adam_rows(
     eps: float,
     t: int,
     weight_decay: float = 0.0,
+    corrections: Any = None,
     scale: Any = 1.0,
     rounding: Rounding | None = None,
 ) -> None:
@@ -160,6 +173,8 @@ def adam_rows(
         Number of this step, from 1.
     weight_decay : float
         Decoupled from the gradient; rows that are not in the batch don't decay.
+    corrections : (2,) array of float32 on the device of `g`, optional
+        As above, instead of those of `t`.
     scale : float, or (1,) array of float32 on the device of `g`
         Where it is NaN, nothing is updated.
     rounding : Rounding, optional
@@ -181,7 +196,7 @@ def adam_rows(
     """
     update_adam_rows(
         "adam_rows", memory, rows, g, scale, rounding, lr=lr, beta1=beta1, beta2=beta2, eps=eps,
-        t=t, weight_decay=weight_decay,
+        t=t, weight_decay=weight_decay, corrections=corrections,
     )  # fmt: skip
 
 
@@ -193,6 +208,7 @@ def update_adam_rows(
     scale: Any,
     rounding: Rounding | None,
     last: int = 0,
+    corrections: Any = None,
     **constants: Any,
 ) -> None:
     """Do what `adam_rows` says; where `last` isn't 0 it is written behind v, an int32.
@@ -202,9 +218,10 @@ def update_adam_rows(
     See `cupyrec.ops.catch_up_adam`.
     """
     xp = check_rows(where, memory, rows, g, rounding, parts=2, words=int(last > 0))
-    c = _constants(**constants)
+    c = _constants(**constants, corrections=corrections)
     if xp is not np:
-        update_rows(xp, _rows, memory, rows, g, rounding, last, *c, scale_pointer(xp, scale))
+        c = (*c, corrections, scale_pointer(xp, scale))
+        update_rows(xp, _rows, memory, rows, g, rounding, last, *c)
     elif not np.isnan(scale := scale_value(scale)):
         c = (*c, np.float32(scale))
         update_rows_cpu(_update_rows, memory, rows, g, rounding, last, c)

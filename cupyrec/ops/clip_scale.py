@@ -1,10 +1,11 @@
 """The factor that clips gradients to a global norm, or says that nothing may be updated.
 
-    norm = sqrt(sum over all elements of all arrays of x^2), in float64
-    scale = min(1, clip_norm / norm), 1 without `clip_norm`
+    norm = sqrt(sum over all elements of all arrays of x^2) / loss scale, in float64
+    scale = min(1, clip_norm / norm) / loss scale, without `clip_norm` 1 / loss scale
     NaN where the norm or the loss is not finite
 
-On a device it stays there: update kernels read it, and update nothing where it is NaN.
+On a device it stays there: update kernels read it, and update nothing where it is NaN. The loss
+scale is 1 without `scaling`; with it, it changes as `cupyrec.ops.loss_scaling` says.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, counters, vector_width
+from cupyrec.ops.loss_scaling import LossScaling, advance
 
 __all__ = ["clip_scale", "scale_pointer", "scale_value"]
 
 _ELEMENTS = 65536  # elements a block of the CPU
 _TILE, _MOST_BLOCKS = 2048, 2048  # of the kernel: elements at a time, blocks an array
 _ARRAYS = 4  # a launch
+_NO_SCALING = LossScaling(None, None, 1.0, 1.0, 1, 0.0, 0.0)
 
 
 @cpu.loop
@@ -39,12 +42,19 @@ _clip = Kernel(
     "clip_scale.cu", "clip_scale",
     ", ".join(f"const float* x{k}, int64_t n{k}, int end{k}" for k in range(_ARRAYS))
     + ", double* parts, int first, int count, uint32_t* counter, double clip_norm,"
-    " const float* loss, float* scale",
-    lambda grid: Geometry(grid, 256), optional="x0 x1 x2 x3 counter loss",
+    " const float* loss, float* scale, double* state, float* factors, double growth,"
+    " double backoff, int interval, double beta1, double beta2",
+    lambda grid: Geometry(grid, 256), optional="x0 x1 x2 x3 counter loss state factors",
 )  # fmt: skip
 
 
-def clip_scale(gradients: Sequence[Any], clip_norm: float | None = None, loss: Any = None) -> Any:
+def clip_scale(
+    gradients: Sequence[Any],
+    clip_norm: float | None = None,
+    loss: Any = None,
+    *,
+    scaling: LossScaling | None = None,
+) -> Any:
     """Return the factor of all gradients, NaN where nothing may be updated.
 
     Parameters
@@ -55,6 +65,9 @@ def clip_scale(gradients: Sequence[Any], clip_norm: float | None = None, loss: A
         Largest norm, above 0.
     loss : float, or () or (1,) array of float32, optional
         On the CPU of any floating dtype.
+    scaling : LossScaling, optional
+        By whose scale the gradients are too large. It makes its step, but not on the CPU where the
+        loss is not finite, or gradients are not though the scale is 1: the caller raises.
 
     Returns
     -------
@@ -81,16 +94,26 @@ def clip_scale(gradients: Sequence[Any], clip_norm: float | None = None, loss: A
     for x in gradients:
         errors.dtype("clip_scale", "gradients", x, np.float32)
     if xp is np:
-        norm = math.sqrt(sum(map(_sum_on_cpu, gradients)))
-        finite = math.isfinite(norm) and (loss is None or np.isfinite(loss).all())
-        return (min(1.0, limit / norm) if norm else 1.0) if finite else math.nan
+        return _on_cpu(gradients, limit, loss, scaling)
     if loss is not None:
         errors.dtype("clip_scale", "loss", loss, np.float32)
         if loss.size != 1:
             raise ValueError(f"clip_scale: 'loss' must be one number, got shape {loss.shape}.")
     scale = xp.empty(1, np.float32)
-    _launch(xp, gradients, limit, loss, scale)
+    _launch(xp, gradients, limit, loss, scale, *(scaling or _NO_SCALING))
     return scale
+
+
+def _on_cpu(
+    gradients: Sequence[np.ndarray], limit: float, loss: Any, scaling: LossScaling | None
+) -> float:
+    loss_scale = 1.0 if scaling is None else float(scaling.state[0])
+    norm = math.sqrt(sum(map(_sum_on_cpu, gradients))) / loss_scale
+    sound = loss is None or bool(np.isfinite(loss).all())
+    finite = sound and math.isfinite(norm)
+    if scaling is not None and (finite or (sound and loss_scale > 1)):
+        advance(scaling, finite)
+    return (min(1.0, limit / norm) if norm else 1.0) / loss_scale if finite else math.nan
 
 
 def _sum_on_cpu(x: np.ndarray) -> float:

@@ -190,6 +190,7 @@ def row_kernel(
     name: str,
     constants: str,
     lanes: Callable[[int, int], int] = lambda D, vector: D // vector,
+    optional: str = "",
 ) -> Kernel:
     """Declare the kernel of an update of rows, which `update_rows` launches.
 
@@ -200,6 +201,8 @@ def row_kernel(
         Parameters between the gradient and the pointer `scale`.
     lanes : callable
         D and the columns that one instruction moves, to the threads of a row.
+    optional : str
+        Names of pointers among the constants that may be null.
 
     Examples
     --------
@@ -212,7 +215,7 @@ def row_kernel(
         "const uint64_t* chunks, int k, int stride, const int64_t* rows, const float* g,"
         f" {constants}, const float* scale, {_ROUNDING}, int64_t row_count",
         lambda U, D, vector: Geometry(blocks(U * lanes(D, vector), 256), 256),
-        optional="scale tables ids",
+        optional=f"scale tables ids {optional}",
     )  # fmt: skip
 
 

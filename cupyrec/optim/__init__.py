@@ -1,5 +1,6 @@
 """Optimizers and learning-rate schedules."""
 
+from cupyrec.optim.gradient_scaler import GradientScaler
 from cupyrec.optim.optimizer import Optimizer
 from cupyrec.optim.optimizers import (
     FTRL,
@@ -14,6 +15,6 @@ from cupyrec.optim.parameter_group import ParameterGroup
 from cupyrec.optim.schedules import Cosine, Plateau, StepDecay, WarmupPolynomial
 
 __all__ = [
-    "FTRL", "SGD", "Adagrad", "Adam", "AdamW", "CatchUpAdam", "Cosine", "Optimizer",
-    "ParameterGroup", "Plateau", "RowWiseAdagrad", "StepDecay", "WarmupPolynomial",
+    "FTRL", "SGD", "Adagrad", "Adam", "AdamW", "CatchUpAdam", "Cosine", "GradientScaler",
+    "Optimizer", "ParameterGroup", "Plateau", "RowWiseAdagrad", "StepDecay", "WarmupPolynomial",
 ]  # fmt: skip

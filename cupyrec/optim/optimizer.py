@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -16,9 +17,12 @@ from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group, RowGradients, StatePart
 from cupyrec.ops.clip_scale import clip_scale
 from cupyrec.ops.embedding_rows import Rounding, RowMemory
+from cupyrec.optim.gradient_scaler import GradientScaler
 from cupyrec.optim.parameter_group import ParameterGroup
 
 __all__ = ["Optimizer"]
+
+logger = logging.getLogger("cupyrec")
 
 _LARGEST = float(np.finfo(np.float32).max)
 _DECAY = 1 - 2.0**-25  # from here on float32 has 1
@@ -47,16 +51,22 @@ class Optimizer(ABC):
         Step number, from 1, to factor of the learning rate.
     clip_norm : float, optional
         Largest global norm: gradients of dense parameters and rows together are scaled down to it.
+    scaler : GradientScaler, optional
+        Gradients come from a loss that was scaled by it, see `loss_gradient`. A step whose
+        gradients are not finite is skipped: Adam's bias corrections don't count it, schedules,
+        dropout and stochastic rounding do.
 
     Attributes
     ----------
     t : int
-        Number of steps taken.
+        Number of steps taken, skipped ones included.
     parameter_groups : list of ParameterGroup
     """
 
     #: Names of the state beside each value.
     state: tuple[str, ...] = ()
+    #: Of whose powers bias corrections are made.
+    betas: tuple[float, float] = (0.0, 0.0)
 
     def __init__(
         self,
@@ -67,6 +77,7 @@ class Optimizer(ABC):
         l2: float = 0.0,
         schedule: Callable[[int], float] | None = None,
         clip_norm: float | None = None,
+        scaler: GradientScaler | None = None,
     ) -> None:
         where = type(self).__name__
         if not (math.isfinite(lr) and lr >= 0):
@@ -75,7 +86,10 @@ class Optimizer(ABC):
             raise ValueError(f"{where}: 'clip_norm' must be positive, got {clip_norm}.")
         if not (schedule is None or callable(schedule)):
             raise TypeError(f"{where}: 'schedule' must be callable or None, got {schedule!r}.")
+        if not isinstance(scaler, (GradientScaler, type(None))):
+            raise TypeError(f"{where}: 'scaler' must be a GradientScaler or None, got {scaler!r}.")
         self.lr, self.schedule, self.clip_norm, self.t = float(lr), schedule, clip_norm, 0
+        self.scaler = scaler
         parameters = list(parameters)
         options = parameters if _are_dicts(where, parameters) else [{"params": parameters}]
         self.parameter_groups = [
@@ -83,6 +97,8 @@ class Optimizer(ABC):
         ]
         self._check(where)
         xp = self._module()
+        if scaler is not None:
+            scaler.attach(xp, self.betas)
         for share in self.parameter_groups:
             share.flatten(xp, {name: self._initial(name) for name in self.state})
             for group in share.tables:
@@ -161,6 +177,40 @@ class Optimizer(ABC):
             for name in self.state
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what state there is besides arrays, in JSON values.
+
+        Examples
+        --------
+        >>> from cupyrec.optim import SGD
+        >>> SGD([Tensor([1.0], requires_grad=True)], lr=0.1).state_dict()
+        {'class': 'SGD', 't': 0, 'schedule': None, 'scaler': None}
+        """
+        held = self.schedule if hasattr(self.schedule, "state_dict") else None, self.scaler
+        schedule, scaler = (x if x is None else x.state_dict() for x in held)
+        return {
+            "class": type(self).__name__, "t": self.t, "schedule": schedule, "scaler": scaler,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state that `state_dict` returned; a scaler that it lacks starts anew.
+
+        Examples
+        --------
+        >>> from cupyrec.optim import SGD
+        >>> optimizer = SGD([Tensor([1.0], requires_grad=True)], lr=0.1)
+        >>> optimizer.load_state_dict(optimizer.state_dict() | {"t": 7})
+        >>> optimizer.t
+        7
+        """
+        self.t = state["t"]
+        if state["schedule"] is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        if self.scaler is not None and state.get("scaler") is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        elif self.scaler is not None:
+            self.scaler.restart(self.t)
+
     def current_lr(self, share: ParameterGroup | None = None) -> float:
         """Return the learning rate of the next step, of a parameter group if one is given.
 
@@ -192,6 +242,27 @@ class Optimizer(ABC):
         for group in self.groups:
             group.zero_grad()
 
+    def loss_gradient(self, loss: Tensor) -> Any:
+        """Return what a loss's `backward` takes: its scale, None without a scaler.
+
+        Raises
+        ------
+        ValueError
+            The loss is more than one number.
+
+        Examples
+        --------
+        See `GradientScaler`.
+        """
+        if self.scaler is None:
+            return None
+        if loss.size != 1:
+            raise ValueError(
+                f"{type(self).__name__}.loss_gradient: 'loss' must be one number, got shape "
+                f"{loss.shape}."
+            )
+        return self.scaler.factor.reshape(loss.shape)
+
     def step(self, loss: Any = None) -> None:
         """Clip, update everything, clear the gradients.
 
@@ -203,9 +274,9 @@ class Optimizer(ABC):
         Raises
         ------
         FloatingPointError
-            On the CPU: the loss or a gradient is not finite; nothing was changed. On other devices
-            the host doesn't wait to see it: nothing is updated there, but the step counts and the
-            gradients are cleared.
+            On the CPU: the loss or a gradient is not finite, the latter at a loss scale of 1;
+            nothing was changed. On other devices the host doesn't wait to see it: nothing is
+            updated there, but the step counts and the gradients are cleared.
         ValueError
             A later optimizer has taken parameters over, or rates are out of bounds; nothing was
             changed.
@@ -225,12 +296,13 @@ class Optimizer(ABC):
                 f"{type(self).__name__}.step: its parameters must not belong to a later optimizer "
                 f"or have moved to another device, got {taken[0]}."
             )
+        loss_scale = None if self.scaler is None else self.scaler.factor
         rates = [self._rates(share) for share in self.parameter_groups]
         work = {
-            share: [(group, group.gradients(share.l2)) for group in share.tables]
+            share: [(table, table.gradients(share.scaled_l2(loss_scale))) for table in share.tables]
             for share in self.parameter_groups
         }
-        dense = [share.collect() for share in work]
+        dense = [share.collect(loss_scale) for share in work]
         rows = [gradients for tables in work.values() for _, gradients in tables]
         scale = self._scale(loss.data if isinstance(loss, Tensor) else loss, rows, dense)
         self.t += 1
@@ -253,9 +325,18 @@ class Optimizer(ABC):
 
     def _scale(self, loss: Any, rows: list[RowGradients], dense: list[Any]) -> Any:
         """The factor of all gradients; on a device an array, NaN where nothing may be updated."""
-        gradients = [*(g.values for g in rows), *dense]
-        scale = clip_scale(gradients, self.clip_norm, loss)
-        if self._xp is np and math.isnan(scale):
+        scaler, on_cpu = self.scaler, self._xp is np
+        before = scaler.skipped if scaler and on_cpu else 0
+        scale = clip_scale(
+            [*(g.values for g in rows), *dense], self.clip_norm, loss,
+            scaling=scaler and scaler.scaling,
+        )  # fmt: skip
+        if on_cpu and scaler and scaler.skipped > before:
+            logger.debug(
+                "step %d: skipped, gradients overflow; loss scale now %g",
+                self.t + 1, scaler.loss_scale,
+            )  # fmt: skip
+        elif on_cpu and math.isnan(scale):
             if found := self._not_finite(rows, dense):
                 own = " + l2 * weight" * any(share.l2 for share in self.parameter_groups)
                 what = f"gradients{own} must be finite, got {found}"

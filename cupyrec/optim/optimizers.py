@@ -171,7 +171,9 @@ class Adam(Optimizer):
         super().__init__(parameters, lr, **options)
 
     def _constants(self) -> dict[str, Any]:
-        return dict(beta1=self.betas[0], beta2=self.betas[1], eps=self.eps, t=self.t)
+        corrections = self.scaler and self.scaler.corrections
+        own = dict(beta1=self.betas[0], beta2=self.betas[1], eps=self.eps, t=self.t)
+        return dict(own, corrections=corrections)
 
     def _update_dense(self, w, state, g, **rates):
         adam_dense(w, state["m"], state["v"], g, **self._constants(), **rates)
@@ -212,8 +214,8 @@ class CatchUpAdam(Adam):
 
     Notes
     -----
-    OneFlow's ``SmartDecayAdam``, exact instead of approximated. A step that a GPU left out because
-    of a gradient that was not finite counts as one without gradients.
+    OneFlow's ``SmartDecayAdam``, exact instead of approximated. For rows, a step that was skipped
+    because a gradient was not finite counts as one without gradients.
 
     Examples
     --------

@@ -124,8 +124,23 @@ class ParameterGroup:
         # Addresses, since neither identity nor `base` says what a copy of a model shares.
         return [p.shape for i, p in starts if p.size and arrays.address(p.data) != first + 4 * i]
 
-    def collect(self) -> Any:
+    def scaled_l2(self, loss_scale: Any = None) -> Any:
+        """Return `l2` times the loss scale, an array of one, if there is one; None for an l2 of 0.
+
+        Examples
+        --------
+        >>> group = ParameterGroup("SGD", {"params": [], "l2": 0.5})
+        >>> group.scaled_l2(), group.scaled_l2(np.full(1, 8, np.float32))
+        (np.float32(0.5), array([4.], dtype=float32))
+        """
+        if not self.l2:
+            return None
+        return np.float32(self.l2) if loss_scale is None else loss_scale * np.float32(self.l2)
+
+    def collect(self, loss_scale: Any = None) -> Any:
         """See that every gradient stands in the flat buffer; return them with that of `l2`.
+
+        A loss scale, an array of one, says by what the gradients are too large.
 
         Examples
         --------
@@ -140,7 +155,8 @@ class ParameterGroup:
                 p.grad_buffer[...] = 0
             elif p.grad is not p.grad_buffer:  # set by hand
                 p.grad_buffer[...] = p.grad
-        return self.grad + np.float32(self.l2) * self.data if self.l2 else self.grad
+        l2 = self.scaled_l2(loss_scale)
+        return self.grad if l2 is None else self.grad + l2 * self.data
 
 
 def _listed(params: Any) -> list[Any]:
