@@ -100,6 +100,7 @@ def embeddings(xp, amp, *arguments, **options):
         (6, {"dtype": "bfloat16"}, (17, 3)),
         (6, {"padding_idx": 2}, (5, 3, 4)),
         ([4, 6, 4], {}, (17, 3)),
+        (6, {"pooling": "sum"}, (5, 3, 4)),
     ],
     ids=str,
 )

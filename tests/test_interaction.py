@@ -6,7 +6,7 @@ import pytest
 from oracle import sentence
 
 import cupyrec
-from cupyrec import nn
+from cupyrec import arrays, nn
 
 
 @pytest.mark.parametrize("self_interaction", [False, True])
@@ -81,3 +81,25 @@ def test_what_is_refused():
         ValueError, match=r"^dot_interaction: 'sparse' must have D = 4 like 'dense'"
     ):
         nn.FusedDotInteraction()(np.zeros((2, 4), np.float32), np.zeros((2, 3, 5), np.float32))
+
+
+@pytest.mark.parametrize("dtype", arrays.HALVES, ids=str)
+@pytest.mark.parametrize("pooling", ["none", "sum"])
+def test_amp_casts_what_is_not_of_16_bits(np_or_xp, pooling, dtype):
+    """On whole numbers the cast loses nothing; gradients have the types of the inputs."""
+    layer = nn.FusedDotInteraction(output_concat=pooling == "none", pooling=pooling)
+    dense, sparse = oracle.integers((3, 4), -2, 2), oracle.integers((3, 5, 4), -2, 2, seed=1)
+    expected = np.asarray(layer(dense, sparse))
+    layer.amp = str(dtype)
+    mixed = [np_or_xp.asarray(x) for x in (dense, sparse.astype(dtype))]
+    inputs = [cupyrec.Tensor(x, requires_grad=True) for x in mixed]
+    got = layer(*inputs)
+    assert got.dtype == (dtype if pooling == "none" else np.float32)
+    np.testing.assert_array_equal(got.numpy(), expected)
+    got.backward(np_or_xp.asarray(np.ones(got.shape, got.dtype)))
+    assert [x.grad.dtype for x in inputs] == [np.float32, dtype]
+    if pooling == "none":
+        half = np_or_xp.asarray(sparse.astype(dtype))
+        layer = nn.FusedDotInteraction(output_concat=False)
+        layer.amp = str(dtype)
+        assert layer(None, half).dtype == dtype

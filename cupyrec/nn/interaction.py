@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupyrec.nn.module import Module
+from cupyrec.ops.cast import cast
 from cupyrec.ops.dot_interaction import dot_interaction, dot_interaction_width
 from cupyrec.ops.factorization_machine import factorization_machine
 
@@ -13,6 +14,8 @@ __all__ = ["FusedDotInteraction"]
 
 class FusedDotInteraction(Module):
     """Dot products of all pairs of features. dense (B, D), sparse (B, F, D) -> (B, width).
+
+    With `amp` both are cast to that type, and so are the products; the sum of `pooling` is float32.
 
     Parameters
     ----------
@@ -77,6 +80,9 @@ class FusedDotInteraction(Module):
         return dot_interaction_width(features, embedding_dim, **self.options)
 
     def forward(self, dense: Any, sparse: Any) -> Any:
+        if self.amp is not None:
+            dense = None if dense is None else cast(dense, self.amp)
+            sparse = cast(sparse, self.amp)
         if self.pooling == "sum":
             return factorization_machine(dense, sparse)
         return dot_interaction(dense, sparse, **self.options)

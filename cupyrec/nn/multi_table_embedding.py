@@ -14,6 +14,7 @@ from cupyrec.embedding import Group, Initializer, LookUp, Tables, widened
 from cupyrec.nn.module import Module
 from cupyrec.ops.array_functions import concatenate, reshape, transpose
 from cupyrec.ops.bags import check_offsets, mean_gradient, pad_bags
+from cupyrec.ops.cast import cast
 from cupyrec.ops.reorder import by_field, take
 from cupyrec.ops.take_bags import take_bags
 
@@ -301,7 +302,8 @@ class MultiTableEmbedding(Tables, Module):
             else:
                 part = autograd.Tensor(vectors)
             parts.append(transpose(part, (1, 0, 2)))
-        return self._join(parts)
+        pooled = self._join(parts)
+        return pooled if self.amp is None else cast(pooled, self.amp)
 
     def _join(self, parts: list[Any]) -> Any:
         """(B, F, [L,] D) of the groups side by side, the fields in order."""
