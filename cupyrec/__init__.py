@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 #: Public name -> module that defines it. A new op adds its name here.
 _HOME = {
     **dict.fromkeys(["Function", "no_grad"], "autograd"),
+    "graphed": "graph",
     **dict.fromkeys(["manual_seed"], "random"),
     **dict.fromkeys(["num_threads", "set_num_threads"], "cpu"),
     **dict.fromkeys(
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from cupyrec.autograd import Function, no_grad
     from cupyrec.cpu import num_threads, set_num_threads
+    from cupyrec.graph import graphed
     from cupyrec.ops.array_functions import (
         Tensor, concatenate, from_dlpack, matmul, mean, reshape, softmax, stack, sum, transpose,
     )  # fmt: skip

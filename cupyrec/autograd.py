@@ -316,6 +316,23 @@ def record(node: Function, output: Any, inputs: Sequence[Any]) -> Tensor:
     return tensor
 
 
+def leaves(tensor: Tensor) -> list[Tensor]:
+    """Return the Tensors that `backward` of this one leaves a gradient in.
+
+    Examples
+    --------
+    >>> from cupyrec import Tensor
+    >>> x = Tensor([1.0], requires_grad=True)
+    >>> leaves(x * x * Tensor([2.0]))
+    [Tensor([1.], dtype=float32, requires_grad=True)]
+    """
+    if tensor._node is None:
+        return [tensor] if tensor.requires_grad else []
+    inputs = [x for node in _reverse_order(tensor._node) for x in node.inputs]
+    found = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad and x._node is None]
+    return list({id(x): x for x in found}.values())
+
+
 def is_recording() -> bool:
     """Return whether operations of this thread are recorded, which `no_grad` turns off.
 

@@ -19,7 +19,8 @@ import numpy as np
 from cupyrec import arrays, nvrtc
 
 __all__ = [
-    "Geometry", "Kernel", "KernelFault", "blocks", "counters", "folder", "source", "vector_width",
+    "Geometry", "Kernel", "KernelFault", "blocks", "counters", "folder", "share_counters", "source",
+    "vector_width",
 ]  # fmt: skip
 
 _TYPES = {
@@ -100,6 +101,20 @@ def counters(xp: ModuleType, count: int) -> Any:
     if key not in _counters:
         _counters[key] = xp.zeros(count, np.uint32)
     return _counters[key]
+
+
+def share_counters(xp: ModuleType, stream: Any) -> None:
+    """Let a stream that captures have the counters of the current one, where its graphs will run.
+
+    Examples
+    --------
+    >>> from cupyrec import sim
+    >>> share_counters(sim, sim.cuda.Stream())
+    """
+    if arrays.name(xp) == "cuda":
+        here = xp.cuda.Device().id, xp.cuda.get_current_stream().ptr
+        own = {key[2]: found for key, found in _counters.items() if key[:2] == here}
+        _counters.update({(here[0], stream.ptr, count): found for count, found in own.items()})
 
 
 class _Parameter(NamedTuple):

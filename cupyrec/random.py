@@ -7,11 +7,16 @@ sample, column). So neither rank, thread nor order of work can change a result.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import numpy as np
 
 from cupyrec import cpu
 
-__all__ = ["generator", "manual_seed", "philox4x32", "set_step", "step"]
+__all__ = ["generator", "manual_seed", "philox4x32", "set_step", "step", "step_from"]
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -19,6 +24,8 @@ _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 _generator = np.random.Generator(np.random.Philox(0))
 _step = 0
+_step_source: contextvars.ContextVar[Callable[[], Any] | None]
+_step_source = contextvars.ContextVar("step_source", default=None)
 
 
 @cpu.exact_loop
@@ -86,7 +93,7 @@ def generator() -> np.random.Generator:
     return _generator
 
 
-def step() -> int:
+def step() -> Any:
     """Return the training step that dropout counts by; `Optimizer.step` advances it.
 
     Examples
@@ -95,7 +102,28 @@ def step() -> int:
     >>> step()
     3
     """
-    return _step
+    source = _step_source.get()
+    return _step if source is None else source()
+
+
+@contextlib.contextmanager
+def step_from(source: Callable[[], Any]) -> Iterator[None]:
+    """Within this context `step` returns what `source` does.
+
+    That is how kernels of a CUDA graph come to read the step from an array: as a number it would
+    be that of the capture for ever.
+
+    Examples
+    --------
+    >>> with step_from(lambda: np.array([3], np.uint32)):
+    ...     step()
+    array([3], dtype=uint32)
+    """
+    token = _step_source.set(source)
+    try:
+        yield
+    finally:
+        _step_source.reset(token)
 
 
 def set_step(step: int) -> None:

@@ -6,7 +6,8 @@
 //   together; with VECTOR 1 column 32 j + l in element j, and a ballot is a mask word.
 // Assumes: value_t is float, or uint16_t for the bits of float16, of bfloat16 with BRAIN: these
 //   are widened, and rounded once. VECTOR is 4 only where it divides N and x, y, bias (dy, dx) are
-//   aligned to 4 numbers. y may be x, dx may be dy.
+//   aligned to 4 numbers. y may be x, dx may be dy. Where `step_at` is given it has the step: a
+//   launch that a graph repeats has the other arguments of its first time.
 // Moves: of numbers of S bytes: forward S B N + S N read, S B N + B N / 8 written; backward S B N +
 //   B N / 8 read, S B N written.
 // Tried: ROWS, at B = N = 256, rate 0.5, VECTOR 4: sectors requested over ideal bytes, and warp
@@ -111,9 +112,10 @@ __device__ __forceinline__ void draw(const Tile& tile, uint32_t last_dropped, ui
 extern "C" __global__ void __launch_bounds__(256)
     relu_dropout(const value_t* x, const value_t* bias, value_t* y, uint32_t* mask, float scale,
                  uint64_t threshold, uint64_t seed, uint32_t step, uint32_t layer,
-                 int64_t first_sample, int64_t b, int64_t n) {
+                 int64_t first_sample, int64_t b, int64_t n, const uint32_t* step_at) {
     const Tile tile(n);
     if (tile.row >= b) return;
+    if (step_at != nullptr) step = *step_at;
     Elements values[ROWS];
     tile.load(x, b, values);
     const Elements added = tile.load(bias);

@@ -2,6 +2,7 @@ import copy
 import gc
 import inspect
 import re
+import weakref
 
 import numpy as np
 import oracle
@@ -144,6 +145,23 @@ def test_memory_goes_back_with_the_last_view():
     assert len(heap.the_heap().live) == before + 1
     del part
     assert len(heap.the_heap().live) == before
+
+
+def test_memory_of_others_is_viewed_and_keeps_its_owner():
+    class Owner:
+        pass
+
+    x, owner = sim.asarray(X), Owner()
+    owner.__cuda_array_interface__ = x[1].__cuda_array_interface__
+    alive, view = weakref.ref(owner), sim.asarray(owner)
+    del owner
+    view += 1
+    part = view[1:]
+    del view
+    check_like_numpy(x[1], X[1] + 1)
+    assert alive() is not None
+    del part
+    assert alive() is None
 
 
 def test_kernels_see_what_is_written():

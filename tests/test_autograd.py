@@ -5,7 +5,7 @@ import numpy as np
 import oracle
 import pytest
 
-from cupyrec import Tensor, exp, no_grad
+from cupyrec import Tensor, autograd, exp, no_grad
 from cupyrec.autograd import Function, is_recording, record, unit_gradient
 from cupyrec.ops.fused_mlp import fused_mlp
 
@@ -379,3 +379,12 @@ def test_backward_begins_with_one_array_for_all_on_a_device(sim):
         assert x.grad.item() == 10
         assert unit_gradient(data) is unit
         assert unit.item() == 1
+
+
+def test_leaves_are_what_backward_leaves_a_gradient_in():
+    x, y, z = (Tensor([1.0], requires_grad=grad) for grad in (True, True, False))
+    total = x * z + (y * x).detach() * x
+    total = total + total
+    assert [leaf is x for leaf in autograd.leaves(total)] == [True]
+    assert [leaf is x for leaf in autograd.leaves(x)] == [True]
+    assert autograd.leaves(z) == []

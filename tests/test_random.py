@@ -71,3 +71,11 @@ def test_manual_seed_refuses(seed):
 def test_set_step():
     random.set_step(np.int64(7))
     assert (type(random.step()), random.step()) == (int, 7)
+
+
+def test_step_may_come_from_elsewhere():
+    random.set_step(2)
+    with pytest.raises(ZeroDivisionError), random.step_from(lambda: "there"):
+        assert random.step() == "there"
+        _ = 1 / 0
+    assert random.step() == 2

@@ -53,6 +53,16 @@ def test_same_bits_as_the_cpu(xp, shape, rate):
         np.testing.assert_array_equal(a, b)
 
 
+def test_step_may_lie_in_an_array(xp):
+    x, bias = (xp.asarray(oracle.normals(shape)) for shape in ((17, 130), 130))
+    step = xp.asarray(np.array([DROPOUT.step], np.uint32))
+    for got, expected in zip(
+        relu_dropout(x, bias, DROPOUT._replace(step=step)), relu_dropout(x, bias, DROPOUT),
+        strict=True,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(arrays.to_host(got), arrays.to_host(expected))
+
+
 @pytest.mark.parametrize("columns", [10, 132])
 def test_keeps_the_units_that_philox_says(xp, columns):
     rows, first = 5, 2**32 - 2

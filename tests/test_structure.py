@@ -24,7 +24,7 @@ MAX_LINES = 450
 LAYERS = (
     "errors < cpu < cublaslt_library nvrtc < sim < arrays"
     " < huge_pages random kernel scratch cublaslt"
-    " < autograd < ops < parallel < embedding < optim < nn < models"
+    " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint config data interruption metrics progress run_folder testing training < cupyrec"
     " < cli commands __main__"
 )

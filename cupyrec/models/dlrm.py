@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cupyrec import nn
+from cupyrec.graph import graphed
 
 __all__ = ["DLRM"]
 
@@ -80,5 +81,9 @@ class DLRM(nn.Module):
         )
 
     def forward(self, dense: Any, ids: Any) -> Any:
+        return self._towers(dense if self.bottom else None, self.embedding(ids))
+
+    @graphed
+    def _towers(self, dense: Any, vectors: Any) -> Any:
         dense = self.bottom(dense) if self.bottom else None  # (B, D)
-        return self.top(self.interaction(dense, self.embedding(ids)))
+        return self.top(self.interaction(dense, vectors))

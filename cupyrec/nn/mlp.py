@@ -93,10 +93,9 @@ class FusedMLP(Module):
         >>> [dropout.rate for dropout in FusedMLP(3, [4], 1, hidden_dropout_rate=0.5).dropouts()]
         [0.5, 0.0]
         """
-        return [
-            Dropout(rate if self.training else 0.0, self.dropout_seed, random.step(), layer)
-            for layer, rate in enumerate(self.dropout_rates)
-        ]
+        rates = self.dropout_rates if self.training else [0.0] * len(self.weights)
+        step = random.step() if any(rates) else 0
+        return [Dropout(rate, self.dropout_seed, step, layer) for layer, rate in enumerate(rates)]
 
     def forward(self, x: Any) -> Any:
         return fused_mlp(

@@ -34,6 +34,8 @@ _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 class Dropout(NamedTuple):
     """Rate and counter of one dropout: the same five numbers give the same mask on any device.
 
+    On a device other than the CPU, `step` may be an array (1,) of uint32 there.
+
     Examples
     --------
     >>> Dropout(0.5, seed=1, step=0, layer=2).scale
@@ -42,7 +44,7 @@ class Dropout(NamedTuple):
 
     rate: float = 0.0
     seed: int = 0
-    step: int = 0
+    step: Any = 0
     layer: int = 0
 
     @property
@@ -77,10 +79,16 @@ def check_dropout(where: str, name: str, dropout: Dropout, samples: int) -> None
     for part, value, bits in [
         ("seed", dropout.seed, 64), ("step", dropout.step, 32), ("layer", dropout.layer, 32),
     ]:  # fmt: skip
+        if part == "step" and _lies_on_device(value):
+            continue
         if not 0 <= value < 2**bits:
             raise ValueError(f"{where}: '{name}.{part}' must lie in [0, 2**{bits}), got {value}.")
     if not 0 <= samples <= 2**32:
         raise ValueError(f"{where}: samples must be numbered below 2**32, got {samples}.")
+
+
+def _lies_on_device(step: Any) -> bool:
+    return arrays.device(step) not in (None, "cpu")
 
 
 def mask_words(columns: int) -> int:
@@ -161,8 +169,8 @@ _forward = Kernel(
     "relu_dropout.cu", "relu_dropout",
     "const value_t* x, const value_t* bias, value_t* y, uint32_t* mask, float scale,"
     " uint64_t threshold, uint64_t seed, uint32_t step, uint32_t layer, int64_t first_sample,"
-    " int64_t b, int64_t n",
-    _geometry,
+    " int64_t b, int64_t n, const uint32_t* step_at",
+    _geometry, optional="step_at",
 )  # fmt: skip
 _backward = Kernel(
     "relu_dropout.cu", "relu_dropout_backward",
@@ -183,9 +191,12 @@ def bias_relu_dropout_device(
 ) -> None:
     """Write y and mask; y may be x. C-contiguous; x, bias and y of one float type."""
     rows, columns = x.shape
+    step_at = dropout.step if _lies_on_device(dropout.step) else None
+    numbers = dropout if step_at is None else dropout._replace(step=0)
     _forward(
-        *map(arrays.bits, (x, bias, y)), mask, *dropout.loop_arguments(np.dtype(np.float32)),
-        first_sample, rows, columns, macros=_macros(columns, x, bias, y), B=rows, N=columns,
+        *map(arrays.bits, (x, bias, y)), mask, *numbers.loop_arguments(np.dtype(np.float32)),
+        first_sample, rows, columns, step_at, macros=_macros(columns, x, bias, y),
+        B=rows, N=columns,
     )  # fmt: skip
 
 

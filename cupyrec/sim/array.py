@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -386,12 +387,17 @@ def array(obj: Any, dtype: Any = None) -> ndarray:
 def asarray(a: Any, dtype: Any = None) -> ndarray:
     """Return `a` itself if it is an array of the simulator of this dtype, else a copy.
 
+    Of what has a ``__cuda_array_interface__`` it is a view, as in CuPy.
+
     Examples
     --------
     >>> x = asarray([1, 2])
     >>> asarray(x) is x
     True
     """
+    if not isinstance(a, ndarray) and hasattr(a, "__cuda_array_interface__"):
+        lent = SimpleNamespace(owner=a, __array_interface__=a.__cuda_array_interface__)
+        a = object.__new__(ndarray)._view(np.asarray(lent))
     same = isinstance(a, ndarray) and dtype in (None, a.dtype)
     return a if same else array(a, dtype)
 
