@@ -12,8 +12,8 @@
 // Moves: dense 16 N bytes read, 12 N written; rows U (16 DIM + 8) read, 12 U DIM written.
 // Tried: see sgd.cu on `scale`, adagrad.cu on roots and quotients. Sectors over ideal bytes:
 //   dense 1.01; 256 rows of D = 128: 1.02 with VECTOR 4, 1.03 with 2, 1.07 with 1; D = 16: 1.04,
-//   1.05 and 1.08. 64 bytes a thread in flight: 96 KB an SM dense (38 registers, 6 blocks),
-//   128 KB rows (32, 8).
+//   1.05 and 1.08. 64 bytes a thread in flight: 96 KB an SM (38 registers, 6 blocks; rows
+//   36, 6, and 32, 8 without `corrections`).
 #include "common.cuh"
 #include "row_memory.cuh"
 

@@ -73,7 +73,7 @@ def test_round_trip_of_everything(name, tmp_path):
     assert everything(fresh, again) == everything(model, optimizer)
     assert (manifest["config"], manifest["progress"]) == (config, progress)
     assert manifest["model"] == "DLRM"
-    assert manifest["optimizer"] == {"class": name, "t": 3, "schedule": None}
+    assert manifest["optimizer"] == {"class": name, "t": 3, "schedule": None, "scaler": None}
     # Both go on to the same bits, dropout and rows of new ids included.
     for seed in range(3, 6):
         for m, o in ((model, optimizer), (fresh, again)):
