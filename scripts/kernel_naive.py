@@ -173,6 +173,14 @@ def relu_dropout_backward(xp: ModuleType, dy: Any, mask: Any, rate: float) -> An
     return (dy * live * np.float32(1 / (1 - rate))).astype(dy.dtype)
 
 
+def single_output_backward(
+    xp: ModuleType, dy: Any, x: Any, weight: Any, scale: Any
+) -> tuple[Any, Any, Any, Any]:
+    wide = x.astype(np.float32)
+    dx = xp.where(wide > 0, dy * weight.astype(np.float32) * scale, np.float32(0))
+    return xp.matmul(dy.T, wide), dy.sum(axis=0), dx.astype(x.dtype), dx.sum(axis=0)
+
+
 def bce(xp: ModuleType, z: Any, y: Any) -> Any:
     return (xp.maximum(z, 0) - z * y + xp.log1p(xp.exp(-abs(z)))).mean()
 

@@ -11,6 +11,7 @@ from kernel_inputs import Work, case, floats
 
 from cupyrec.ops import relu_dropout
 from cupyrec.ops.cast import cast_array, cast_matrices
+from cupyrec.ops.single_output import single_output_backward
 
 DROPOUT = relu_dropout.Dropout(0.5, seed=1, step=2, layer=3)
 COLUMNS = 1024
@@ -62,3 +63,25 @@ def _cast_matrices(xp: ModuleType, batch: int, width: int) -> Work:
         f"B={batch} N={width}", dtype="float16",
         naive=lambda: tuple(x.astype(np.float16) for x in xs),
     )  # fmt: skip
+
+
+@case("single_output_backward", 1024, 128)
+def _single_output(xp: ModuleType, batch: int, width: int, dtype: type = np.float32) -> Work:
+    rows = batch if batch > 16 else 16 * batch  # few would be one block
+    dy, x = floats(xp, rows, 1), xp.maximum(floats(xp, rows, width), np.float32(0)).astype(dtype)
+    weight, scale = floats(xp, 1, width).astype(dtype), np.float32(2)
+    shapes = ((1, width), np.float32), (1, np.float32), (x.shape, dtype), (width, np.float32)
+    outputs = tuple(xp.empty(*shape) for shape in shapes)
+
+    def call() -> tuple:
+        single_output_backward(dy, x, weight, *outputs, scale=2.0)
+        return outputs
+
+    ideal = sum(a.nbytes for a in (dy, x, weight, *outputs))
+    return Work(
+        call, ideal, f"B={rows} N={width}", {"N": width}, dtype=str(x.dtype),
+        naive=lambda: naive.single_output_backward(xp, dy, x, weight, scale),
+    )  # fmt: skip
+
+
+case("single_output_16_backward", 1024)(functools.partial(_single_output, dtype=np.float16))

@@ -363,13 +363,12 @@ def test_no_naive_version_of_what_keys_decide():
 
 NEAR_IDEAL = {
     "sgd_dense", "momentum_dense", "adagrad_dense", "adam_dense", "ftrl_dense", "clip_scale",
-    "gather_rows", "round_rows", "int8_encode", "int8_decode", "dot_interaction_forward",
-    "dot_interaction_backward", "dot_interaction_16_forward", "dot_interaction_16_backward",
-    "relu_dropout_forward", "relu_dropout_backward", "relu_dropout_16_forward",
-    "relu_dropout_16_backward", "bce", "bce_and_gradient", "pool_rows", "weight_gradient",
-    "bag_numbers", "layer_norm_forward", "layer_norm_backward", "batch_norm_forward",
-    "batch_norm_backward", "cast_rows", "cast_matrices", "gather_rows_16",
-    *(f"factorization_machine{n}_{way}" for n in ("", "_16") for way in ("forward", "backward")),
+    "gather_rows", "round_rows", "int8_encode", "int8_decode", "bce", "bce_and_gradient",
+    "pool_rows", "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
+    "batch_norm_forward", "batch_norm_backward", "cast_rows", "cast_matrices", "gather_rows_16",
+    "single_output_backward", "single_output_16_backward",
+    *(f"{op}{n}_{way}" for op in ("dot_interaction", "factorization_machine", "relu_dropout")
+      for n in ("", "_16") for way in ("forward", "backward")),
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",

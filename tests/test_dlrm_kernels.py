@@ -104,8 +104,11 @@ def test_a_step_syncs_twice_and_allocates_nothing_for_its_dense_part(sim, monkey
     assert (seen.syncs, seen.allocations) == (0, 0)
     names = [launch.name for launch in seen.launches]
     layers = sum(len(m.weights) for m in model.modules() if isinstance(m, FusedMLP))
-    assert names.count("cublaslt.matmul") == 3 * layers - 1  # the first needs no input gradient
+    # The first layer needs no input gradient, and the last has one output.
+    assert names.count("cublaslt.matmul") == 3 * layers - 3
     assert {"dot_interaction_forward", "dot_interaction_backward"} <= set(names)
+    assert names.count("bce_with_logits") == names.count("single_output_backward") == 1
+    assert not {"ones_like", "mul", "sum"} & set(names)
 
 
 def test_a_step_takes_few_seconds_to_simulate(sim):

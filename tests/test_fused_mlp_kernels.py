@@ -165,12 +165,12 @@ def test_plain_gemms_give_the_same(xp, monkeypatch):
 
 def test_tf32_only_where_asked(xp):
     """2049 has 12 bits: TF32 takes it for 2048 or 2050."""
-    x, weight = np.full((1, 1), 2049, f32), np.ones((1, 1), f32)
+    x, weight, dy = np.array([[2049]], f32), np.array([[1], [0]], f32), np.array([[2049, 0]], f32)
     for tf32 in (False, True):
-        got = run(xp, x, [weight], [np.zeros(1, f32)], x, linear_output=True, tf32=tf32)
-        for value in (got[0], got[1]):
-            assert abs(value.item() - 2049) == tf32
-        assert (got[2].item() != 2049**2) == tf32
+        got = run(xp, x, [weight], [np.zeros(2, f32)], dy, linear_output=True, tf32=tf32)
+        for value in (got[0][0, 0], got[1][0, 0]):
+            assert abs(value - 2049) == tf32
+        assert (got[2][0, 0] != 2049**2) == tf32
 
 
 # What it asks of the device
@@ -202,15 +202,16 @@ def test_launches(linear_output):
 
 def test_one_output_or_row_goes_without_what_cublaslt_refuses(sim):
     """Its bias gradients of one row or column, its masked matmul of one term."""
-    for rows, sizes in [(17, (5, 4, 1)), (1, (5, 4, 3)), (17, (5, 1, 3))]:
+    for rows, sizes, sums in [(17, (5, 4, 1), 0), (1, (5, 4, 3), 1), (17, (5, 1, 3), 1)]:
         case = data(odd, rows, sizes)
         with sim.record() as seen:
             got = run(sim, *case, linear_output=True)
         for a, b in zip(got, flat(truth(*case, linear_output=True)), strict=True):
             oracle.check_exact(a, b)
         names = [launch.name for launch in seen.launches]
-        assert names.count("sum") == 1
-        assert names.count("relu_dropout_backward") == (sizes[-1] == 1)
+        assert names.count("sum") == sums
+        assert names.count("single_output_backward") == (1 in sizes)
+        assert names.count("cublaslt.matmul") == 6 - 2 * (1 in sizes)
 
 
 def test_weight_gradients_go_to_the_second_stream(sim, monkeypatch):

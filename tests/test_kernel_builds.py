@@ -37,6 +37,7 @@ from cupyrec.ops import (
     relu_dropout,
     rowwise_adagrad,
     segment_sum,
+    single_output,
     stochastic_rounding,
     unique_keys,
 )
@@ -157,6 +158,13 @@ def normalize(width, shift):
     y._node.backward(floats(40, width))
 
 
+def single_outputs(width, shift, dtype):
+    x, weight = floats(200, width, shift=shift, dtype=dtype), floats(1, width, dtype=dtype)
+    given = floats(200, 1), x, weight, floats(1, width), floats(1)
+    single_output.single_output_backward(*given, x, floats(width), 2.0)
+    single_output.single_output_backward(*given)
+
+
 def vectors(shift):
     """Whatever works on elements."""
     a, b, c, d = (floats(8, shift=shift) for _ in range(4))
@@ -213,6 +221,10 @@ def special():
             rows_of(width, shift)
         for width, shift in itertools.product(NORMALIZED, SHIFTS):
             normalize(width, shift)
+        for width, shift, dtype in itertools.product(
+            (1, 3, 6, 16, 512), SHIFTS, (np.float32, *arrays.HALVES)
+        ):
+            single_outputs(width, shift, dtype)
         for shift in SHIFTS:
             vectors(shift)
         for n in KEYS:

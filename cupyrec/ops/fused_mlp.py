@@ -12,7 +12,8 @@ columns where rows are few. Matmuls are BLAS calls of one thread each, on blocks
 
 On a GPU a layer is one matmul of cublasLt, and one kernel more where there is dropout: bias, ReLU
 and mask, and in the backward pass the mask, 1 / (1 - rate) and bias gradient of the layer below,
-are part of it. Gradients of weights are a second stream's, beside those of the layers below.
+are part of it. Gradients of weights are a second stream's, beside those of the layers below; in
+float32 all gradients of a layer with one output are one kernel, see single_output.py.
 
 With `amp`, a type of 16 bits, x[l], weight[l] and bias[l] are rounded to it, and so are dz, dx and,
 before dropout, x[l] @ weight[l].T. Sums are float32, and with them the gradients of weights and
@@ -41,6 +42,7 @@ from cupyrec.ops.relu_dropout import (
     relu_dropout_backward,
     relu_dropout_backward_cpu,
 )
+from cupyrec.ops.single_output import single_output_backward
 
 __all__ = ["fused_mlp"]
 
@@ -197,37 +199,48 @@ class _FusedMLPOnDevice(Function):
         return xp.ascontiguousarray(y[:, : len(contiguous[-1])])
 
     def backward(self, dy):
-        matmul = self.matmul
         xp, last = arrays.namespace("fused_mlp", dy), len(self.weights) - 1
         dweights = [self.grad_room(1 + 2 * i) for i in range(last + 1)]
         dbiases = [self.grad_room(2 + 2 * i) for i in range(last + 1)]
-        dx, dz = None, xp.ascontiguousarray(dy) if self.amp is None else padded(dy, self.amp)
+        dz = xp.ascontiguousarray(dy) if self.amp is None else padded(dy, self.amp)
         if not self.linear_output:
             dz = relu_dropout_backward(dz, self.masks[last], self.dropouts[last])
         summed = False  # whether the bias gradient of this layer has come with its dz
         with arrays.second_stream(xp) as second:
             for i in reversed(range(last + 1)):
-                with second(dz):
-                    self._weight_gradient(i, dz, dweights[i], None if summed else dbiases[i])
-                weight = self.weights[i]
-                if i == 0:
-                    if self.needs[0]:
-                        dx = xp.empty((len(dz), dweights[0].shape[1]), self.given)
-                        matmul(dz, weight[:, : dx.shape[1]], dx)
-                    break
-                below, dropout = xp.empty(self.x[i].shape, dz.dtype), self.dropouts[i - 1]
-                epilogue = dict(alpha=dropout.scale, aux=self.masks[i - 1])
-                summed = len(weight) > 1 and self.amp is None
-                if summed:
-                    epilogue |= dict(epilogue=Epilogue.DRELU_BGRAD, bias=dbiases[i - 1])
-                    matmul(dz, weight, below, **epilogue)
-                elif self.amp is not None:  # its bias gradient would be of 16 bits
-                    matmul(dz, weight, below, epilogue=Epilogue.DRELU, **epilogue)
-                else:  # which cublasLt doesn't do for a sum of one term
-                    matmul(dz, weight, below)
-                    below = relu_dropout_backward(below, self.masks[i - 1], dropout)
-                dz = below
-        return (dx, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
+                if self.amp is None and len(self.weights[i]) == 1:
+                    below = self._single_output(xp, i, dz, dweights, dbiases)
+                else:
+                    with second(dz):
+                        self._weight_gradient(i, dz, dweights[i], None if summed else dbiases[i])
+                    below = self._below(xp, i, dz, dbiases)
+                dz, summed = below, self.amp is None
+        return (below, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
+
+    def _single_output(self, xp, i, dz, dweights, dbiases):
+        """Do all of a layer with one output, which cublasLt's epilogues don't take."""
+        below = xp.empty(self.x[i].shape, np.float32) if i > 0 or self.needs[0] else None
+        relu = (dbiases[i - 1], self.dropouts[i - 1].scale) if i > 0 else (None, None)
+        single_output_backward(
+            dz, self.x[i], self.weights[i], dweights[i], dbiases[i], below, *relu
+        )
+        return below
+
+    def _below(self, xp, i, dz, dbiases):
+        """Return the dz of the layer below, with its bias gradient in float32; of the first, dx."""
+        if i == 0:
+            dx = xp.empty(self.inputs[0].shape, self.given) if self.needs[0] else None
+            if dx is not None:
+                self.matmul(dz, self.weights[0][:, : dx.shape[1]], dx)
+            return dx
+        below = xp.empty(self.x[i].shape, dz.dtype)
+        options = dict(alpha=self.dropouts[i - 1].scale, aux=self.masks[i - 1])
+        if self.amp is None:
+            options |= dict(epilogue=Epilogue.DRELU_BGRAD, bias=dbiases[i - 1])
+        else:  # the bias gradient would be of 16 bits
+            options |= dict(epilogue=Epilogue.DRELU)
+        self.matmul(dz, self.weights[i], below, **options)
+        return below
 
     def _weight_gradient(self, i, dz, dweight, dbias):
         """Write the gradient of a weight, and of its bias unless that is there already."""
