@@ -107,6 +107,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     add("--seed", type=int, metavar="N")
     add("--epochs", type=_positive, metavar="N")
     add("--batch-size", type=_positive, metavar="B")
+    add("--amp", metavar="TYPE", help="what is multiplied in: float32, float16, bfloat16")
     add("--lr", type=float, metavar="X")
     names = "sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl"
     add("--optimizer", metavar="O", help=names)

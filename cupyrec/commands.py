@@ -43,6 +43,7 @@ _FLAGS = {
     "seed": ("training", "seed"),
     "epochs": ("training", "epochs"),
     "batch_size": ("training", "batch_size"),
+    "amp": ("training", "amp"),
     "lr": ("optimizer", "lr"),
     "optimizer": ("optimizer", "name"),
 }
@@ -235,6 +236,8 @@ def _build_model(
     for _, group in model.named_groups():
         initializer = cupyrec.embedding.Uniform(-span, span)
         group.initial = InitialVectors(group.width, initializer, group.initial.seed)
+    amp = settings["training"].get("amp", "float32")  # runs before version 0.3 don't say
+    model.amp = None if amp == "float32" else amp
     return model.to(device)
 
 
@@ -251,7 +254,8 @@ def _build(
             raise ValueError("config: weight_decay must be positive for adamw, got 0.")
         optimizer = OPTIMIZERS[values["name"]](
             model.parameters(), values["lr"], weight_decay=values["weight_decay"],
-            schedule=_schedule(values), clip_norm=values["clip_norm"] or None, **own,
+            schedule=_schedule(values), clip_norm=values["clip_norm"] or None,
+            scaler=optim.GradientScaler() if model.amp == "float16" else None, **own,
         )  # fmt: skip
     except (ValueError, TypeError) as error:
         raise UsageError(error) from None

@@ -19,6 +19,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "seed": 0,
         "epochs": 1,
         "batch_size": 1024,
+        "amp": "float32",  # or float16, bfloat16: the type that is multiplied in
         "eval_every": 0,  # steps; 0: at the end of each epoch alone
         "save_every": 0,  # steps; 0: at evaluations and epochs' ends alone
         "patience": 0,  # evaluations without a better AUC; 0: never stop early

@@ -1,4 +1,4 @@
-"""The PyTorch side of bench_train.py and bench_embedding.py: eager mode, sparse table gradients.
+"""The PyTorch side of bench_train.py, bench_embedding.py and gpu_train.py: sparse table gradients.
 
 Reads the data's path and the case from its arguments, then lines "step N" or "gemms N" from stdin,
 and answers each with the mean seconds.
@@ -73,20 +73,29 @@ class Training:
     """A step of a model on click logs."""
 
     def __init__(self, case, data):
+        device = case.get("device", "cpu")
         self.dense, self.indices, self.labels = (
-            torch.from_numpy(data[name]) for name in ("dense", "indices", "labels")
+            torch.from_numpy(data[name]).to(device) for name in ("dense", "indices", "labels")
         )
-        self.model = MODELS[case["model"]](case)
+        with torch.device(device):
+            self.model = MODELS[case["model"]](case)
+        self.forward = torch.compile(self.model) if case.get("compiled") else self.model
         self.optimizers = optimizers(self.model, case["optimizer"], case["lr"])
         self.loss = nn.BCEWithLogitsLoss()
+        amp = getattr(torch, case.get("amp", "float32"))
+        self.autocast = torch.autocast(device, amp, enabled=amp != torch.float32)
+        self.scaler = torch.amp.GradScaler(device, enabled=amp == torch.float16)
 
     def step(self, at):
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        logits = self.model(self.dense[at], self.indices[at])
-        self.loss(logits, self.labels[at]).backward()
+        with self.autocast:
+            logits = self.forward(self.dense[at], self.indices[at])
+        loss = self.loss(logits.float(), self.labels[at])
+        self.scaler.scale(loss).backward()
         for optimizer in self.optimizers:
-            optimizer.step()
+            self.scaler.step(optimizer)
+        self.scaler.update()
 
 
 class Bags:
@@ -145,6 +154,8 @@ def main():
         start = time.perf_counter()
         for _ in range(int(repeat)):
             work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         print((time.perf_counter() - start) / int(repeat), flush=True)
 
 

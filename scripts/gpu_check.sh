@@ -4,7 +4,7 @@
 #     scripts/gpu_check.sh [FOLDER]     # what each part says goes there; runs/gpu_check by default
 #
 # Needs no network and no installation: Python 3.11 or newer with CuPy, NumPy, Numba, ml_dtypes,
-# mpi4py and pytest (PYTHON=... chooses it). Ends with one line a part; the exit status is 0 if all
+# mpi4py and pytest (PYTHON=... chooses it); PyTorch, if it is there, trains DLRM too. Ends with one line a part; the exit status is 0 if all
 # parts passed, 1 if one failed or took too long, 3 without a GPU.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -67,16 +67,21 @@ elif sys.argv[1] == "kernels":
           + (" ".join(wrong) or "none"))
 else:
     row = json.loads(last)
-    print(f"{row['samples_per_second_from_host']:,.0f} samples/s from host, "
-          f"{row['samples_per_second_on_device']:,.0f} on device, loss {row['loss']:.4f}, "
+    rates = (f"{name} {rate:,.0f}" for amp in ("float32", "float16")
+             for name, rate in row[amp].items() if name.startswith("samples"))
+    short = ", ".join(rates).replace("samples_per_second_", "").replace("_", " ")
+    print(f"samples/s of float32, then float16: {short}; "
           f"{row['refused']} matmuls refused by cublasLt")
 PYTHON
 }
 
 mapfile -t tests < <(grep -lwE 'xp|gpu' tests/test_*.py)
-part tests 190 -m pytest -q -m gpu -p no:cacheprovider "${tests[@]}"
-part kernels 150 scripts/bench_kernels.py --device cuda
-part train 100 scripts/gpu_train.py
+part tests 160 -m pytest -q -m gpu -p no:cacheprovider "${tests[@]}"
+part kernels 140 scripts/bench_kernels.py --device cuda
+has_torch='import sys, torch; sys.exit(not torch.cuda.is_available())'
+torch=()
+"$python" -c "$has_torch" 2>/dev/null && torch=(--torch)
+part train 150 scripts/gpu_train.py "${torch[@]}"
 
 printf '\n%s' "$table"
 exit "$failed"

@@ -53,3 +53,26 @@ def test_a_run_on_the_simulator_goes_on_and_is_measured_on_the_cpu(sim, tmp_path
     np.testing.assert_allclose(
         json.loads(capsys.readouterr().out)["test_auc"], results["cpu"]["test_auc"], atol=1e-4
     )
+
+
+@pytest.mark.parametrize("amp", ["float16", "bfloat16"])
+def test_a_run_in_mixed_precision(tmp_path, capsys, amp):
+    logs, results = trial.write_logs(tmp_path), {}
+    for name in ("float32", amp):
+        assert trial.train(logs, tmp_path / name, "--amp", name, "--device", "cpu") == 0
+        results[name] = json.loads(capsys.readouterr().out)
+    assert results[amp]["test_logloss"] != results["float32"]["test_logloss"]
+    for key in ("valid_auc", "test_auc", "test_logloss"):
+        np.testing.assert_allclose(results[amp][key], results["float32"][key], atol=0.01)
+    lines = [json.loads(line) for line in (tmp_path / amp / "metrics.jsonl").open()]
+    scales = [line["loss_scale"] for line in lines if "loss_scale" in line]
+    assert (scales != []) == (amp == "float16")
+    assert f'amp = "{amp}"' in (tmp_path / amp / "config.toml").read_text()
+    assert trial.command("evaluate", tmp_path / amp, "--data", logs[5], "--device", "cpu") == 0
+    assert json.loads(capsys.readouterr().out)["test_auc"] == results[amp]["test_auc"]
+
+
+def test_an_unknown_precision_is_wrong_usage(tmp_path, capsys):
+    logs = trial.write_logs(tmp_path, rows=40)
+    assert trial.train(logs, tmp_path / "run", "--amp", "half") == 2
+    assert "amp: must be one of " in capsys.readouterr().err
