@@ -7,7 +7,7 @@ from types import ModuleType
 
 import kernel_naive as naive
 import numpy as np
-from kernel_inputs import Work, case, floats
+from kernel_inputs import FULL_BATCH, Work, case, floats
 
 from cupyrec.ops import relu_dropout
 from cupyrec.ops.cast import cast_array, cast_matrices
@@ -46,11 +46,12 @@ case("relu_dropout_16_forward")(functools.partial(_relu_dropout_forward, dtype=n
 case("relu_dropout_16_backward")(functools.partial(_relu_dropout_backward, dtype=np.float16))
 
 
-@case("cast_rows", 4096, 16)
+@case("cast_rows", 4096, 128)
 def _cast(xp: ModuleType, batch: int, width: int) -> Work:
     x = floats(xp, batch, width)
     return Work(
-        lambda: (cast_array(x, np.float16),), 6 * x.size, f"B={batch} N={width}", dtype="float16",
+        lambda: (cast_array(x, np.float16),), 6 * x.size, f"B={batch} N={width}",
+        {"pieces": FULL_BATCH * width // 8}, dtype="float16",
         naive=lambda: (x.astype(np.float16),),
     )  # fmt: skip
 

@@ -375,7 +375,7 @@ ROW_WISE = {
     "catch_up_rows", "caught_up_vectors", "ftrl_rows", "segment_sum", "segment_sum_bags",
     "segment_sum_16",
 }  # fmt: skip
-SMALL = {"bce", "bce_and_gradient"}  # a batch of 65,536 doesn't fill a GPU
+SMALL = {"bce", "bce_and_gradient", "cast_matrices"}  # 65,536 samples, or weights, don't fill a GPU
 NO_STREAM = SMALL | {
     "initial_uniform", "initial_normal",  # 12 bytes a vector are read; what is drawn bounds them
     "bag_numbers",  # a search, in offsets that L1 and L2 hold
