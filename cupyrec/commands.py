@@ -218,7 +218,8 @@ def _run_folder(
     try:
         run = RunFolder(folder, resume=bool(options.resume), overwrite=options.overwrite)
     except FileExistsError as error:
-        raise UsageError(f"{error} Give --resume or --overwrite.") from None
+        ways = "--resume or --overwrite" if (Path(folder) / "last").exists() else "--overwrite"
+        raise UsageError(f"{error} Give {ways}.") from None
     run.config = {"settings": settings, "schema": schema.to_dict()}
     temporary = run.path / ".config.tmp"  # half a file would be half the settings when resumed
     temporary.write_text(config.to_toml(settings), "utf-8")

@@ -48,8 +48,8 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
 
     Raises
     ------
-    FileNotFoundError
-        It does not exist.
+    FileNotFoundError, IsADirectoryError
+        It is no file.
     ValueError
         It is not TOML.
 
@@ -65,8 +65,9 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     try:
         with open(path, "rb") as stream:
             return tomllib.load(stream)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"config: '{path}' must be a file, found nothing there.") from None
+    except (FileNotFoundError, IsADirectoryError) as error:
+        found = "nothing" if isinstance(error, FileNotFoundError) else "a folder"
+        raise type(error)(f"config: '{path}' must be a file, found {found} there.") from None
     except ValueError as error:
         raise ValueError(f"config: '{path}' must be TOML, got {error}.") from None
 

@@ -133,3 +133,9 @@ def test_a_file_that_is_no_toml(tmp_path):
     text = sentence(f"config: '{path}' must be a file, found nothing there.")
     with pytest.raises(FileNotFoundError, match=text):
         read(path)
+
+
+def test_a_folder_is_no_configuration(tmp_path):
+    text = f"config: '{tmp_path}' must be a file, found a folder there."
+    with pytest.raises(IsADirectoryError, match=sentence(text)):
+        read(tmp_path)
