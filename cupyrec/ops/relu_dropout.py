@@ -21,7 +21,7 @@ from cupyrec import arrays, cpu, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.cast import cast_array
-from cupyrec.ops.halves import value_macros
+from cupyrec.ops.halves import in_float32, value_macros
 from cupyrec.random import philox4x32
 
 __all__ = ["Dropout", "mask_words", "relu_dropout", "relu_dropout_backward"]
@@ -315,11 +315,8 @@ def relu_dropout_backward(dy: Any, mask: Any, dropout: Dropout = _NO_DROPOUT) ->
     scale = wide.type(dropout.scale)
 
     def block(start: int, stop: int) -> None:
-        out = dx[start:stop]
-        part = out if wide == dx.dtype else np.empty(out.shape, wide)
-        _apply_mask(dy[start:stop].astype(wide, copy=False), mask[start:stop], scale, part)
-        if part is not out:
-            out[...] = cast_array(part, dx.dtype)
+        inputs = dy[start:stop], mask[start:stop]
+        in_float32(_apply_mask, inputs, (scale,), [dx[start:stop]])
 
     cpu.parallel(block, rows, _ROWS)
     return dx
