@@ -1,11 +1,23 @@
 #!/usr/bin/env bash
-# Every lint and every test, in a .venv made for them. Arguments go to pytest: scripts/test.sh -k adam
+# Every lint and every test, in a .venv made for them, then under mpirun those that any number of
+# ranks must pass. Arguments go to pytest, and then there is no mpirun: scripts/test.sh -k adam
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
-install plot,test,sim
+install plot,test,sim,mpi
 
 .venv/bin/ruff check
 .venv/bin/ruff format --check
 find kernels -name '*.cu' -o -name '*.cuh' | xargs -r .venv/bin/clang-format --dry-run -Werror
 # A file stays with one process: its fixtures are made once.
-exec .venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile "$@"
+.venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile "$@"
+
+if (($# == 0)); then
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    files=$(grep -l 'pytest.mark.ranks' tests/test_*.py)
+    for ranks in 1 2 4; do
+        echo "$ranks ranks" >&2
+        # shellcheck disable=SC2086
+        .venv/bin/mpirun -n "$ranks" --oversubscribe \
+            .venv/bin/python -m pytest -q -p no:cacheprovider -m ranks $files
+    done
+fi

