@@ -1,6 +1,7 @@
 """Hypothesis tries the same examples in every run, and waits for Numba to compile."""
 
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -16,7 +17,7 @@ settings.load_profile("cupyrec")
 def pytest_runtest_logreport(report):
     """Under mpirun the other ranks may wait for one that failed; its end ends them all."""
     if report.failed and world().size > 1:
-        print(f"\nrank {world().rank}: {report.nodeid}\n{report.longreprtext}", flush=True)
+        sys.stderr.write(f"\nrank {world().rank}: {report.nodeid}\n{report.longreprtext}\n")
         os._exit(1)
 
 
