@@ -7,7 +7,7 @@
 //   four columns a thread, in an order that is always the same. Tile 0 also has dbias.
 // Assumes: VECTOR divides n, x, weight and dx are aligned to VECTOR numbers; LANES is a power of
 //   two up to 32, 2 <= LANES * VECTOR <= 64. The grid is a multiple of `tiles`, whose counters are
-//   0. dx or dx_sum may be null.
+//   0. dx or dx_sum may be null. dweight and dx_sum have the first `kept` of n columns alone.
 // Moves: x read, dx written; 8 n bytes a block of 64 rows or more written and read again, and dy
 //   read once a tile.
 // Tried: 256 rows of 1,024: bytes 1.03 of these, sectors 1.13 in float32 and 1.10 in float16, of
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(256)
     single_output_backward(const float* dy, const value_t* x, const value_t* weight, float* parts,
                            double* bias_parts, uint32_t* counters, float* dweight, float* dbias,
                            value_t* dx, float* dx_sum, float scale, int64_t b, int64_t n,
-                           int64_t turns, int64_t tiles) {
+                           int64_t kept, int64_t turns, int64_t tiles) {
     const int64_t tile = blockIdx.x % tiles, part = blockIdx.x / tiles, count = gridDim.x / tiles;
     const int64_t column = tile * SPAN + threadIdx.x % LANES * VECTOR;
     const int64_t rows = turns * (GROUPS * ROWS);
@@ -144,6 +144,6 @@ extern "C" __global__ void __launch_bounds__(256)
     const int own = threadIdx.x % SPAN;
     const int64_t to = tile * SPAN + own % LANES * VECTOR + own / LANES;
     float* out = threadIdx.x < SPAN ? dweight : dx_sum;
-    if (threadIdx.x < COLUMNS && to < n && out) out[to] = sum;
+    if (threadIdx.x < COLUMNS && to < kept && out) out[to] = sum;
     if (tile == 0 && threadIdx.x == 0) *dbias = static_cast<float>(bias);
 }

@@ -80,7 +80,8 @@ def test_error_is_that_of_rounding_in_between(np_or_xp, sizes, amp):
         linear = i == len(weights) - 1
         z = layers[-1] @ weight.T + (bias if linear else rounded(bias, amp))
         layers.append(z if linear else rounded(np.maximum(z, f32(0)), amp))
-    dweights, dbiases, grad = [], [], rounded(dy, amp)
+    single = sizes[-1] == 1
+    dweights, dbiases, grad = [], [], dy if single else rounded(dy, amp)
     for i in reversed(range(len(weights))):
         dweights.insert(0, grad.T @ layers[i])
         dbiases.insert(0, grad.sum(axis=0))
@@ -94,13 +95,30 @@ def test_error_is_that_of_rounding_in_between(np_or_xp, sizes, amp):
 
 @pytest.mark.parametrize("amp", HALVES)
 @pytest.mark.parametrize("linear_output", [False, True])
-def test_devices_agree_within_rounding(xp, linear_output, amp):
-    case = data(oracle.normals, 127, (13, 64, 130, 5))
+@pytest.mark.parametrize("last", [(130, 5), (64, 1), (130, 1)], ids=str)
+def test_devices_agree_within_rounding(xp, last, linear_output, amp):
+    case = data(oracle.normals, 127, (13, 64, *last))
     case = (rounded(case[0], amp).astype(arrays.HALVES[HALVES.index(amp)]), *case[1:])
     options = dict(dropouts=DROPOUTS, linear_output=linear_output)
     eps = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[amp]
     for a, b in zip(run(xp, *case, amp, **options), run(np, *case, amp, **options), strict=True):
         assert np.linalg.norm(a - b) <= 2 * eps * np.linalg.norm(b)  # a unit at 0 may go either way
+
+
+@pytest.mark.parametrize("amp", HALVES)
+@pytest.mark.parametrize("sizes", [(8, 1), (13, 1), (3, 16, 1), (3, 13, 1)], ids=str)
+def test_a_single_output_rounds_no_dz(np_or_xp, sizes, amp):
+    """Its own, and that below before its sum, of whole numbers that 16 bits don't hold."""
+    x, weights, biases, _ = data(small, 33, sizes)
+    biases = [b + f32(0.5) ** (i + 1) for i, b in enumerate(biases)]  # no sum is 0
+    dy = oracle.integers((33, 1), 2049, 2300, seed=3)
+    assert (rounded(dy, amp) != dy).any()
+    got = run(np_or_xp, x, weights, biases, dy, amp, linear_output=True)
+    expected = flat(truth(x, weights, biases, dy, linear_output=True))
+    oracle.check_exact(got[0], expected[0])
+    layers = len(weights)
+    for i in (2 + layers - 1, *range(2 + layers, 2 + 2 * layers)):  # last weight, all biases
+        oracle.check_exact(got[i], expected[i])
 
 
 def test_same_bits(np_or_xp):
@@ -131,9 +149,10 @@ def test_a_gradient_that_overflows_is_infinite(np_or_xp):
     assert not np.isfinite(dx).all()
 
 
-def test_launches(sim):
-    """Two casts forward; a matmul, or two, a layer."""
-    x, weights, biases, dy = data(oracle.normals, 33, (13, 64, 128, 5))
+@pytest.mark.parametrize(("width", "last"), [(5, "cast_rows"), (1, "single_output_backward")])
+def test_launches(sim, width, last):
+    """Two casts forward; a matmul, or two, a layer; but one kernel does all of a single output."""
+    x, weights, biases, dy = data(oracle.normals, 33, (13, 64, 128, width))
     x, dy, *both = (sim.asarray(a) for a in (x, dy, *weights, *biases))
     tensors = [Tensor(a, requires_grad=True) for a in (x, *both)]
     for _ in range(3):
@@ -149,7 +168,7 @@ def test_launches(sim):
     assert (seen.syncs, seen.allocations) == (0, 0)
     gemm = "cublaslt.matmul"
     assert forward == ["cast_rows", "cast_matrices", gemm, "relu_dropout", gemm, gemm]
-    assert sorted(backward) == ["cast_rows", *[gemm] * 6]
+    assert sorted(backward) == sorted([last, *[gemm] * (6 if width > 1 else 4)])
 
 
 @pytest.mark.parametrize("amp", HALVES)

@@ -93,6 +93,22 @@ def test_same_bits_in_any_order(xp, columns, dtype):
     oracle.check_thread_order(xp, lambda: run(xp, *data))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_columns_that_fill_rows_up_get_no_gradient(np_or_xp, dtype):
+    dy, x, weight = case(whole, 130, 24, dtype)
+    x[:, 21:], weight[:, 21:] = 0, 0
+    given = [arrays.copy_to(np_or_xp, a) for a in (dy, x, weight)]
+    outputs = [np_or_xp.full(shape, 7, f32) for shape in ((1, 21), 1)]
+    dx, sums = np_or_xp.empty(x.shape, x.dtype), np_or_xp.full(22, 7, f32)
+    single_output_backward(*given, *outputs, dx, sums[:21], scale=2.0)
+    dweight, dbias, expected, expected_sums = truth(dy, x, weight)
+    for got, b in [
+        (outputs[0], dweight[:, :21]), (outputs[1], dbias), (dx, expected),
+        (sums, np.append(expected_sums[:21], 7)),
+    ]:  # fmt: skip
+        oracle.check_exact(arrays.to_host(got).astype(f32), b)
+
+
 def test_what_is_not_wanted_is_left_out(xp):
     data = case(whole, 200, 130)
     expected = on_host(run(xp, *data))
@@ -146,6 +162,14 @@ def test_how_it_is_cut():
         (
             {"weight": np.ones((1, 3), f32)}, ValueError,
             "'weight' must have N = 2 like 'x', got shape (1, 3).",
+        ),
+        (
+            {"dweight": np.ones((1, 3), f32), "dx_sum": np.ones(3, f32)}, ValueError,
+            "'dweight' must have at most 2 columns, got shape (1, 3).",
+        ),
+        (
+            {"dx_sum": np.ones(1, f32)}, ValueError,
+            "'dx_sum' must have K = 2 like 'dweight', got shape (1,).",
         ),
         ({"dx_sum": np.ones(2)}, TypeError, "'dx_sum' must be float32, got float64."),
     ],

@@ -12,13 +12,14 @@ columns where rows are few. Matmuls are BLAS calls of one thread each, on blocks
 
 On a GPU a layer is one matmul of cublasLt, and one kernel more where there is dropout: bias, ReLU
 and mask, and in the backward pass the mask, 1 / (1 - rate) and bias gradient of the layer below,
-are part of it. Gradients of weights are a second stream's, beside those of the layers below; in
-float32 all gradients of a layer with one output are one kernel, see single_output.py.
+are part of it. Gradients of weights are a second stream's, beside those of the layers below; all
+gradients of a layer with one output are one kernel, see single_output.py.
 
 With `amp`, a type of 16 bits, x[l], weight[l] and bias[l] are rounded to it, and so are dz, dx and,
 before dropout, x[l] @ weight[l].T. Sums are float32, and with them the gradients of weights and
-biases; a linear output is float32, and its bias not rounded. On a GPU rows are padded with zeros to
-16 bytes, as tensor cores like them.
+biases; a linear output is float32, and its bias not rounded. If it is one column its dz isn't
+rounded either, and the gradient of the bias below is summed up before dz is. On a GPU rows are
+padded with zeros to 16 bytes, as tensor cores like them.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class _FusedMLP(Function):
         layers = len(self.weights)
         rows, size = dy.shape[0], self.row_block
         dy = dy if self.amp is None else dy.astype(np.float32, copy=False)
+        single = self.linear_output and dy.shape[1] == 1
         dz: list[Any] = [arrays.empty((rows, w.shape[0]), dy.dtype) for w in self.weights]
         dx = arrays.empty(self.x[0].shape, dy.dtype) if self.needs[0] else None
         parts = -(-rows // size)
@@ -129,8 +131,9 @@ class _FusedMLP(Function):
                 if not linear:
                     scale = dy.dtype.type(self.dropouts[i].scale)
                     relu_dropout_backward_cpu(grad, self.x[i + 1][start:stop], scale, bias_sum)
-                self._round(grad)
-                if linear or self.amp is not None:
+                if not (linear and single):
+                    self._round(grad)
+                if linear or (self.amp is not None and not (single and i == layers - 2)):
                     np.sum(grad, axis=0, out=bias_sum)
                 if i in small:
                     out = weight_sums[i][start // size]
@@ -202,29 +205,37 @@ class _FusedMLPOnDevice(Function):
         xp, last = arrays.namespace("fused_mlp", dy), len(self.weights) - 1
         dweights = [self.grad_room(1 + 2 * i) for i in range(last + 1)]
         dbiases = [self.grad_room(2 + 2 * i) for i in range(last + 1)]
-        dz = xp.ascontiguousarray(dy) if self.amp is None else padded(dy, self.amp)
+        wide = self.amp is None or self._is_single(last, dweights)
+        dz = xp.ascontiguousarray(dy) if wide else padded(dy, self.amp)
         if not self.linear_output:
             dz = relu_dropout_backward(dz, self.masks[last], self.dropouts[last])
         summed = False  # whether the bias gradient of this layer has come with its dz
         with arrays.second_stream(xp) as second:
             for i in reversed(range(last + 1)):
-                if self.amp is None and len(self.weights[i]) == 1:
+                single = self._is_single(i, dweights)
+                if single:
                     below = self._single_output(xp, i, dz, dweights, dbiases)
                 else:
                     with second(dz):
                         self._weight_gradient(i, dz, dweights[i], None if summed else dbiases[i])
                     below = self._below(xp, i, dz, dbiases)
-                dz, summed = below, self.amp is None
+                dz, summed = below, single or self.amp is None
         return (below, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
+
+    def _is_single(self, i, dweights):
+        """Whether a layer has one output, and with `amp` one that is float32."""
+        linear = self.linear_output and i == len(dweights) - 1
+        return len(dweights[i]) == 1 and (linear or self.amp is None)
 
     def _single_output(self, xp, i, dz, dweights, dbiases):
         """Do all of a layer with one output, which cublasLt's epilogues don't take."""
-        below = xp.empty(self.x[i].shape, np.float32) if i > 0 or self.needs[0] else None
+        x, weight = self.x[i], self.weights[i][:1]
+        below = xp.empty(x.shape, x.dtype) if i > 0 or self.needs[0] else None
         relu = (dbiases[i - 1], self.dropouts[i - 1].scale) if i > 0 else (None, None)
-        single_output_backward(
-            dz, self.x[i], self.weights[i], dweights[i], dbiases[i], below, *relu
-        )
-        return below
+        single_output_backward(dz, x, weight, dweights[i], dbiases[i], below, *relu)
+        if i > 0 or below is None:
+            return below
+        return cast_array(below[:, : dweights[i].size], self.given)
 
     def _below(self, xp, i, dz, dbiases):
         """Return the dz of the layer below, with its bias gradient in float32; of the first, dx."""

@@ -8,6 +8,7 @@
 
 cublasLt takes four launches for them, since its bias gradients and masked matmuls don't come with
 one row or column. Here x is read once. Of floats of 16 bits sums are float32, before dx is rounded.
+Rows of x may end in columns that just fill them up, of zero weight: dweight and dx_sum lack these.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _backward = Kernel(
     "single_output.cu", "single_output_backward",
     "const float* dy, const value_t* x, const value_t* weight, float* parts, double* bias_parts,"
     " uint32_t* counters, float* dweight, float* dbias, value_t* dx, float* dx_sum, float scale,"
-    " int64_t b, int64_t n, int64_t turns, int64_t tiles",
+    " int64_t b, int64_t n, int64_t kept, int64_t turns, int64_t tiles",
     _geometry, optional="parts bias_parts counters dx dx_sum",
 )  # fmt: skip
 
@@ -72,7 +73,7 @@ def _launch(
     turns = _part_rows(rows, tiles, lanes) // (256 // lanes * _ROWS)
     _backward(
         dy, x, weight, *scratch, dweight, dbias, dx, dx_sum, 1.0 if scale is None else scale,
-        rows, columns, turns, tiles, macros=macros, **sizes,
+        rows, columns, dweight.size, turns, tiles, macros=macros, **sizes,
     )  # fmt: skip
 
 
@@ -93,11 +94,12 @@ def single_output_backward(
     dy : (B, 1) array of float32
     x : (B, N) array of float32, float16 or bfloat16 (ml_dtypes')
     weight : (1, N) array of the same dtype
-    dweight : (1, N) array of float32
+    dweight : (1, K) array of float32
+        Of the first K <= N columns.
     dbias : (1,) array of float32
     dx : (B, N) array of x's dtype, optional
         With `scale` it becomes dz.
-    dx_sum : (N,) array of float32, optional
+    dx_sum : (K,) array of float32, optional
         Becomes dx summed over B.
     scale : float, optional
         1 / (1 - rate) where x comes from ReLU and dropout, 1 without dropout.
@@ -117,7 +119,7 @@ def single_output_backward(
            [20., 40.]], dtype=float32))
     """
     where = "single_output_backward"
-    outputs = {"dweight": (dweight, "1 N"), "dbias": (dbias, "1"), "dx_sum": (dx_sum, "N")}
+    outputs = {"dweight": (dweight, "1 K"), "dbias": (dbias, "1"), "dx_sum": (dx_sum, "K")}
     named = {"dy": (dy, "B 1"), "x": (x, "B N"), "weight": (weight, "1 N"), "dx": (dx, "B N")}
     named = {name: pair for name, pair in (named | outputs).items() if pair[0] is not None}
     xp = arrays.namespace(where, *(array for array, _ in named.values()))
@@ -125,6 +127,10 @@ def single_output_backward(
     for name, (array, _) in named.items():
         errors.dtype(where, name, array, x.dtype if name in ("x", "weight", "dx") else np.float32)
     errors.axes(where, **named)
+    if dweight.size > x.shape[1]:
+        raise ValueError(
+            f"{where}: 'dweight' must have at most {x.shape[1]} columns, got shape {dweight.shape}."
+        )
     if xp is not np:
         _launch(xp, dy, x, weight, dweight, dbias, dx, dx_sum, scale)
         return
@@ -136,7 +142,8 @@ def _cpu(
     dy: np.ndarray, x: np.ndarray, weight: np.ndarray, dweight: np.ndarray, dbias: np.ndarray,
     dx: np.ndarray | None, dx_sum: np.ndarray | None, scale: float | None,
 ) -> None:  # fmt: skip
-    np.matmul(dy.T, x, out=dweight)
+    kept = dweight.size
+    np.matmul(dy.T, x[:, :kept], out=dweight)
     np.sum(dy, axis=0, out=dbias)
     slopes = dy * weight
     if scale is not None:
@@ -144,4 +151,4 @@ def _cpu(
     if dx is not None:
         dx[...] = slopes
     if dx_sum is not None:
-        np.sum(slopes, axis=0, out=dx_sum)
+        np.sum(slopes[:, :kept], axis=0, out=dx_sum)
