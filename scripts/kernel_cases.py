@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import exchange_cases  # noqa: F401 enters its cases
 import interaction_cases  # noqa: F401 enters its cases
 import kernel_naive as naive
 import mlp_cases  # noqa: F401 enters its cases

@@ -110,6 +110,21 @@ def int8_decode(codes: Any, scales: Any) -> Any:
     return codes * (scales / 127)[:, None]
 
 
+def owners(tables: Any, ids: Any, ranks: int) -> Any:
+    """In as many launches as there are signs here."""
+    h = ids.astype(np.uint64) ^ np.uint64(0x5851F42D4C957F2D)
+    h = (h ^ h >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    h = h + (tables.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    h = (h ^ h >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    h = (h ^ h >> np.uint64(31)) >> np.uint64(32)
+    return (h * np.uint64(ranks) >> np.uint64(32)).astype(np.int32)
+
+
+def partition(xp: ModuleType, tables: Any, ids: Any, ranks: int) -> tuple[Any, Any]:
+    owned = owners(tables, ids, ranks)
+    return xp.argsort(owned, kind="stable"), xp.bincount(owned, minlength=ranks)
+
+
 def unique_keys(xp: ModuleType, tables: Any, ids: Any) -> tuple:
     """By sorting: unique keys come in their order, not in that of their first occurrence."""
     positions = xp.lexsort(xp.stack([ids, tables.astype(np.int64)]))

@@ -366,20 +366,21 @@ NEAR_IDEAL = {
     "gather_rows", "round_rows", "int8_encode", "int8_decode", "bce", "bce_and_gradient",
     "pool_rows", "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
     "batch_norm_forward", "batch_norm_backward", "cast_rows", "cast_matrices", "gather_rows_16",
-    "single_output_backward", "single_output_16_backward",
+    "single_output_backward", "single_output_16_backward", "owners", "rank_sum",
     *(f"{op}{n}_{way}" for op in ("dot_interaction", "factorization_machine", "relu_dropout")
       for n in ("", "_16") for way in ("forward", "backward")),
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",
     "catch_up_rows", "caught_up_vectors", "ftrl_rows", "segment_sum", "segment_sum_bags",
-    "segment_sum_16",
+    "segment_sum_16", "partition",
 }  # fmt: skip
 SMALL = {"bce", "bce_and_gradient", "cast_matrices"}  # 65,536 samples, or weights, don't fill a GPU
 NO_STREAM = SMALL | {
     "initial_uniform", "initial_normal",  # 12 bytes a vector are read; what is drawn bounds them
     "bag_numbers",  # a search, in offsets that L1 and L2 hold
     "unique_keys",  # look-ups here and there, in a table that L2 holds
+    "partition",  # 8 bytes a key are placed, of which 2 are read
 }  # fmt: skip
 
 
