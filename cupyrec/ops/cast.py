@@ -16,6 +16,7 @@ import numpy as np
 from cupyrec import arrays, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Geometry, Kernel, blocks
+from cupyrec.ops.halves import value_macros
 
 __all__ = ["cast", "cast_array", "cast_matrices", "padded", "padded_width"]
 
@@ -38,12 +39,13 @@ _matrices = Kernel(
 )  # fmt: skip
 
 
-def _types(source: Any, result: Any) -> dict[str, object]:
-    kinds = {np.dtype(np.float32): "float"}
+def _macros(source: Any, result: Any) -> dict[str, object]:
+    """One of the types is float32, or both are the same."""
+    source, result = value_macros(source), value_macros(result)
     return {
-        "source_t": kinds.get(np.dtype(source), "uint16_t"),
-        "result_t": kinds.get(np.dtype(result), "uint16_t"),
-        "BRAIN": int(arrays.HALVES[1] in (source, result)),
+        "source_t": source["value_t"],
+        "result_t": result["value_t"],
+        "BRAIN": source["BRAIN"] or result["BRAIN"],
     }
 
 
@@ -100,7 +102,7 @@ def padded(x: Any, dtype: Any) -> Any:
 
 def _launch(kernel: Kernel, x: Any, y: Any, rows: int, columns: int, stride: int) -> None:
     pieces = rows * blocks(stride, _PIECE)
-    macros = _types(x.dtype, y.dtype)
+    macros = _macros(x.dtype, y.dtype)
     kernel(
         arrays.bits(x), arrays.bits(y), rows, columns, stride, pieces, macros=macros, pieces=pieces
     )
@@ -150,7 +152,7 @@ def cast_matrices(xs: Sequence[Any], dtype: Any) -> list[Any]:
             _tables.clear()
         _tables[key] = arrays.copy_to(xp, np.array(rows, np.int64))
     pieces = ends[-1] // _PIECE
-    macros = _types(np.float32, dtype)
+    macros = _macros(np.float32, dtype)
     _matrices(_tables[key], len(xs), arrays.bits(flat), pieces, macros=macros, pieces=pieces)
     return [
         flat[i:j].reshape(shape) for shape, i, j in zip(shapes, ends[:-1], ends[1:], strict=True)
