@@ -54,6 +54,17 @@ def test_on_the_cpu_too(dtype):
 
 
 @pytest.mark.parametrize("dtype", arrays.HALVES, ids=str)
+def test_from_one_type_of_16_bits_to_the_other(np_or_xp, dtype):
+    other = arrays.HALVES[dtype == arrays.HALVES[0]]
+    x = cast(awkward(85), other).reshape(5, 17)
+    expected = nearest(x.astype(f32), dtype)
+    for make in (cast, padded):
+        got = arrays.to_host(make(np_or_xp.asarray(x), dtype))
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got[:, :17].astype(np.float64), expected)
+
+
+@pytest.mark.parametrize("dtype", arrays.HALVES, ids=str)
 def test_what_is_not_finite_stays_so(xp, dtype):
     x = np.array([np.inf, -np.inf, np.nan, -0.0], f32)
     got = arrays.to_host(cast(xp.asarray(x), dtype)).astype(f32)

@@ -40,7 +40,7 @@ _matrices = Kernel(
 
 
 def _macros(source: Any, result: Any) -> dict[str, object]:
-    """One of the types is float32, or both are the same."""
+    """Of a kernel's two types, of which one is float32, or both are the same."""
     source, result = value_macros(source), value_macros(result)
     return {
         "source_t": source["value_t"],
@@ -101,6 +101,8 @@ def padded(x: Any, dtype: Any) -> Any:
 
 
 def _launch(kernel: Kernel, x: Any, y: Any, rows: int, columns: int, stride: int) -> None:
+    if x.dtype != y.dtype and {x.dtype, y.dtype} <= set(arrays.HALVES):
+        x = cast_array(x, np.float32)  # a kernel knows one type of 16 bits
     pieces = rows * blocks(stride, _PIECE)
     macros = _macros(x.dtype, y.dtype)
     kernel(
