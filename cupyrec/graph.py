@@ -21,7 +21,7 @@ import numpy as np
 
 from cupyrec import arrays, autograd, random
 from cupyrec.autograd import Function, Tensor
-from cupyrec.kernel import share_counters
+from cupyrec.scratch import share_counters
 
 __all__ = ["graphed"]
 

@@ -11,16 +11,14 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyrec import arrays, nvrtc
+from cupyrec import arrays, nvrtc, scratch
 
 __all__ = [
-    "Geometry", "Kernel", "KernelFault", "blocks", "counters", "folder", "share_counters", "source",
-    "vector_width",
+    "Geometry", "Kernel", "KernelFault", "blocks", "folder", "source", "vector_width",
 ]  # fmt: skip
 
 _TYPES = {
@@ -30,7 +28,6 @@ _TYPES = {
 }  # fmt: skip
 _STANDARD = "--std=c++17"  # CuPy 14's own; CuPy 13 would take C++11
 _NO_MACROS: Mapping[str, object] = {}
-_counters: dict[tuple, Any] = {}
 
 
 class KernelFault(RuntimeError):
@@ -82,39 +79,6 @@ def vector_width(width: int, *arrays: Any) -> int:
     addresses = [array.__cuda_array_interface__["data"][0] for array in arrays]
     fits = (n for n in (4, 2) if width % n == 0 and not any(a % (4 * n) for a in addresses))
     return next(fits, 1)
-
-
-def counters(xp: ModuleType, count: int) -> Any:
-    """Return what `last_block` of ``last_block.cuh`` counts blocks with: zeros, left as zeros.
-
-    So that none have to be written before each launch it is the same array each time, one a stream.
-
-    Examples
-    --------
-    >>> from cupyrec import sim
-    >>> counters(sim, 2), counters(sim, 2) is counters(sim, 2)
-    (array([0, 0], dtype=uint32), True)
-    """
-    on_gpu = arrays.name(xp) == "cuda"
-    where = (xp.cuda.Device().id, xp.cuda.get_current_stream().ptr) if on_gpu else ()
-    key = (*where, count)
-    if key not in _counters:
-        _counters[key] = xp.zeros(count, np.uint32)
-    return _counters[key]
-
-
-def share_counters(xp: ModuleType, stream: Any) -> None:
-    """Let a stream that captures have the counters of the current one, where its graphs will run.
-
-    Examples
-    --------
-    >>> from cupyrec import sim
-    >>> share_counters(sim, sim.cuda.Stream())
-    """
-    if arrays.name(xp) == "cuda":
-        here = xp.cuda.Device().id, xp.cuda.get_current_stream().ptr
-        own = {key[2]: found for key, found in _counters.items() if key[:2] == here}
-        _counters.update({(here[0], stream.ptr, count): found for count, found in own.items()})
 
 
 class _Parameter(NamedTuple):
@@ -237,7 +201,7 @@ class Kernel:
             try:
                 self._simulate(values, grid, geometry, macros)
             except BaseException:
-                _counters.clear()  # it may have stopped halfway
+                scratch.forget_counters()  # it may have stopped halfway
                 raise
         else:
             function, most = self._function(macros)

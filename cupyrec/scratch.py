@@ -1,8 +1,14 @@
 """Words in a device's memory through which the blocks of a launch tell each other what they did.
 
-They would have to be zero before each launch, which would be a launch more. Instead each launch has
-a stamp, larger than those before, and writes it into the high bits of every word that it writes:
-what has another one is from an earlier launch, and as good as zero. See kernels/look_back.cuh.
+They would have to be zero before each launch, which would be a launch more. There are two ways out.
+
+Counters: a launch leaves the zeros that it found, if no more than the last block has to put them
+back. See kernels/last_block.cuh.
+
+Stamped words: each launch has a stamp, larger than those before, and writes it into the high bits
+of every word that it writes: what has another one is from an earlier launch, and as good as zero.
+Any number of blocks may still read them when the launch ends; but a graph would replay one stamp.
+See kernels/look_back.cuh.
 """
 
 from __future__ import annotations
@@ -15,13 +21,57 @@ import numpy as np
 
 from cupyrec import arrays
 
-__all__ = ["stamped"]
+__all__ = ["counters", "forget_counters", "share_counters", "stamped"]
 
 _LEAST = 1 << 12  # words
 _SHIFT = 33  # bits of a word below the stamp
 _STAMPS = 1 << (64 - _SHIFT)
 
+_counters: dict[tuple, Any] = {}  # by array module, stream and number
 _kept = threading.local()  # words and last stamp, by array module and stream
+
+
+def counters(xp: ModuleType, count: int) -> Any:
+    """Return what `last_block` of ``last_block.cuh`` counts blocks with: zeros, left as zeros.
+
+    It is the same array each time, one a stream.
+
+    Examples
+    --------
+    >>> counters(np, 2), counters(np, 2) is counters(np, 2)
+    (array([0, 0], dtype=uint32), True)
+    """
+    key = (*_place(xp), count)
+    if key not in _counters:
+        _counters[key] = xp.zeros(count, np.uint32)
+    return _counters[key]
+
+
+def share_counters(xp: ModuleType, stream: Any) -> None:
+    """Let a stream that captures have the counters of the current one, where its graphs will run.
+
+    Examples
+    --------
+    >>> from cupyrec import sim
+    >>> share_counters(sim, sim.cuda.Stream())
+    """
+    here = _place(xp)
+    own = {key[-1]: found for key, found in _counters.items() if key[:-1] == here}
+    with stream:
+        _counters.update({(*_place(xp), count): found for count, found in own.items()})
+
+
+def forget_counters() -> None:
+    """Have new counters made, since a launch stopped halfway and may not have left zeros.
+
+    Examples
+    --------
+    >>> before = counters(np, 2)
+    >>> forget_counters()
+    >>> counters(np, 2) is before
+    False
+    """
+    _counters.clear()
 
 
 def stamped(xp: ModuleType, count: int) -> tuple[Any, int]:
@@ -52,10 +102,14 @@ def stamped(xp: ModuleType, count: int) -> tuple[Any, int]:
             "stamped: launches with a stamp must not be part of a graph, got a capturing stream."
         )
     places = vars(_kept)
-    place = (xp.__name__, *arrays.stream(xp))
+    place = _place(xp)
     words, last = places.get(place, (None, 0))
     if words is None or words.size < count or last == _STAMPS - 1:
         size = max(_LEAST, count, 0 if words is None else words.size)
         words, last = xp.zeros(1 << (size - 1).bit_length(), np.uint64), 0
     places[place] = words, last + 1
     return words, (last + 1) << _SHIFT
+
+
+def _place(xp: ModuleType) -> tuple:
+    return xp.__name__, *arrays.stream(xp)

@@ -1,4 +1,4 @@
-"""Words that launches share, and their stamps."""
+"""Words that launches share: counters and stamps."""
 
 import threading
 
@@ -6,7 +6,25 @@ import numpy as np
 import pytest
 
 from cupyrec import scratch
-from cupyrec.scratch import stamped
+from cupyrec.scratch import counters, share_counters, stamped
+
+
+def test_counters_are_zeros_and_kept(sim):
+    zeros = counters(sim, 3)
+    assert (zeros.get().tolist(), zeros.dtype) == ([0, 0, 0], np.uint32)
+    zeros[:] = 2
+    assert counters(sim, 3) is zeros
+    assert counters(sim, 2).get().tolist() == [0, 0]
+    zeros[:] = 0
+
+
+def test_streams_have_counters_of_their_own_until_they_share(sim):
+    zeros, stream = counters(sim, 3), sim.cuda.Stream()
+    with stream:
+        assert counters(sim, 3) is not zeros
+    share_counters(sim, stream)
+    with stream:
+        assert counters(sim, 3) is zeros
 
 
 def test_stamps_grow_and_words_are_kept():

@@ -16,8 +16,9 @@ import numpy as np
 
 from cupyrec import arrays, errors
 from cupyrec.autograd import Function, Tensor, unit_gradient
-from cupyrec.kernel import Geometry, Kernel, blocks, counters, vector_width
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.elementwise import sigmoid
+from cupyrec.scratch import counters
 
 __all__ = ["bce_terms", "bce_with_logits"]
 

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, cpu, errors
-from cupyrec.kernel import Geometry, Kernel, blocks, counters, vector_width
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.loss_scaling import LossScaling, advance
+from cupyrec.scratch import counters
 
 __all__ = ["clip_scale", "scale_pointer", "scale_value"]
 

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, errors
-from cupyrec.kernel import Geometry, Kernel, blocks, counters
+from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.halves import value_macros
+from cupyrec.scratch import counters
 
 __all__ = ["single_output_backward"]
 
