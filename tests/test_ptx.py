@@ -84,7 +84,7 @@ def test_operands(module):
     assert inner.operands[0] == add.operands[1] != outer.operands[0] == last.operands[1]
     assert last.operands[2] == -16
     assert load.operands == (("%r1", "%r2"), ptx.Address("%r3", -8))
-    assert load.parts == ["ld", "global", "v2", "f32"]
+    assert load.parts == ("ld", "global", "v2", "f32")
     assert shared.operands[1] == ptx.Address("dynamic", 4)
     assert setp.operands == (("%p0", "%p1"), "%r1", 1, "!%p1")
 

@@ -5,6 +5,7 @@ The function takes one array per operand and returns one array per result.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +17,7 @@ from cupyrec.sim.ptx import Instruction, dtype_of
 __all__ = ["decode"]
 
 
+@functools.lru_cache(maxsize=1 << 16)  # a small launch decodes for longer than it computes
 def decode(instruction: Instruction) -> Rule | None:
     """Return the rule of an instruction, None if it is none of these."""
     root, *flags = instruction.parts

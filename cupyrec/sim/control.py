@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cupyrec.sim import barriers, matrix, warp, wmma
-from cupyrec.sim.ptx import Function, Instruction, Module, PtxError
+from cupyrec.sim.ptx import Function, Instruction
 
 if TYPE_CHECKING:
     from cupyrec.sim.machine import Group, Machine, Step
 
-__all__ = ["decode", "reachable", "release_stuck"]
+__all__ = ["decode", "release_stuck"]
 
 FULL = 0xFFFFFFFF  # the mask of a warp
 
@@ -59,7 +59,7 @@ def _split(machine: Machine, guard: np.ndarray, step: Step, pc: int) -> Step:
 
 
 def _branch(machine: Machine, function: Function, instruction: Instruction, pc: int) -> Step:
-    target = machine.start[function.name] + function.labels[instruction.operands[-1]]
+    target = machine.program.start[function.name] + function.labels[instruction.operands[-1]]
     if not instruction.guard:
         return lambda group: (target, group)
     guard = machine.source(function, instruction.guard, "pred")
@@ -84,7 +84,7 @@ def _branch(machine: Machine, function: Function, instruction: Instruction, pc: 
 
 def _indexed_branch(machine: Machine, function: Function, instruction: Instruction) -> Step:
     index = machine.source(function, instruction.operands[0], "u32")
-    start = machine.start[function.name]
+    start = machine.program.start[function.name]
     targets = [start + function.labels[label] for label in function.tables[instruction.operands[1]]]
 
     def step(group: Group) -> tuple:
@@ -94,46 +94,6 @@ def _indexed_branch(machine: Machine, function: Function, instruction: Instructi
         return 0, None
 
     return step
-
-
-def reachable(module: Module, kernel: Function) -> list[Function]:
-    """Return a kernel and what it calls, directly or not; none may call itself.
-
-    Raises
-    ------
-    PtxError
-        A function calls itself, directly or through others.
-    """
-    calls: dict[str, list[tuple[str, Instruction]]] = {}  # of each function, in their order
-    todo = [kernel.name]
-    while todo:
-        name = todo.pop(0)
-        if name not in calls and name in module.functions:
-            code = module.functions[name].code
-            calls[name] = [(_callee(i), i) for i in code if i.parts[0] == "call"]
-            todo += [callee for callee, _ in calls[name]]
-    ended: set[str] = set()
-
-    def follow(name: str, callers: tuple[str, ...]) -> None:
-        callers = (*callers, name)
-        for callee, instruction in calls.get(name, ()):
-            if callee in callers:
-                file, line = instruction.source
-                raise PtxError(
-                    f"sim: a function must not call itself, directly or through others, got "
-                    f"'{callee}' (PTX line {instruction.line}, {file}:{line})."
-                )
-            if callee not in ended:
-                follow(callee, callers)
-        ended.add(name)
-
-    follow(kernel.name, ())
-    return [module.functions[name] for name in calls]
-
-
-def _callee(instruction: Instruction) -> str:
-    operands = instruction.operands
-    return operands[-2 if len(operands) > 1 and isinstance(operands[-1], tuple) else -1]
 
 
 def _call(machine: Machine, function: Function, instruction: Instruction, pc: int) -> Step:
@@ -156,7 +116,7 @@ def _call(machine: Machine, function: Function, instruction: Instruction, pc: in
     take = copies(returned, callee.returns)
     back = machine.returns.setdefault(name, np.zeros(machine.lanes, np.int64))
     machine.call_results[pc] = take
-    target = machine.start[name]
+    target = machine.program.start[name]
 
     def step(group: Group) -> tuple:
         for mine, theirs in give:

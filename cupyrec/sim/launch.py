@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,8 @@ from cupyrec.sim import recorder
 from cupyrec.sim.arguments import Arguments
 from cupyrec.sim.heap import Allocation, the_heap
 from cupyrec.sim.machine import MAX_STEPS, Fault, Machine
-from cupyrec.sim.ptx import Function, Module, parse
+from cupyrec.sim.program import Program
+from cupyrec.sim.ptx import Function, parse
 
 __all__ = ["Executed", "Result", "run"]
 
@@ -125,40 +128,50 @@ def run(
     is_ptx = ".version" in source and ".entry" in source
     options = ("-lineinfo", *options)
     text = source if is_ptx else nvrtc.ptx(source, arch=arch, options=options, file=file)
-    module = _parsed(text)
-    kernel = module.functions.get(name)
-    if kernel is None or not kernel.entry:
-        names = [f.name for f in module.functions.values() if f.entry]
-        raise ValueError(f"sim.run: 'name' must be one of the kernels {names}, got {name!r}.")
+    program = _program(text, name)
     grid, block = _three("grid", grid), _three("block", block)
     for word, value in {"shared": shared, "max_steps": max_steps}.items():
         if not isinstance(value, (int, np.integer)):
             raise TypeError(f"sim.run: '{word}' must be a whole number, got {value!r}.")
         if value < 0:
             raise ValueError(f"sim.run: '{word}' must be 0 or more, got {value}.")
-    _check_geometry(kernel, grid, block)
+    _check_geometry(program.kernel, grid, block)
     heap = the_heap()
-    arguments = Arguments(heap, kernel, args)
-    machine = None
-    try:
-        machine = Machine(
-            module, name, grid, block, arguments.params, heap, shared, seed, max_steps
-        )
+    with (
+        _no_collector(),
+        closing(Arguments(heap, program.kernel, args)) as arguments,
+        closing(
+            Machine(program, grid, block, arguments.params, heap, shared, seed, max_steps)
+        ) as machine,
+    ):
         _check_shared(machine, shared)
         machine.run()
         touched = machine.table.touched()
         result = _result(machine, touched)
         arguments.collect({allocation.address for allocation, _, writes in touched if writes})
-    finally:
-        if machine is not None:
-            machine.close()
-        arguments.close()
     return result
 
 
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Don't look for garbage while a launch runs, which makes many objects and none of it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @functools.lru_cache(maxsize=256)
-def _parsed(text: str) -> Module:
-    return parse(text)
+def _program(text: str, name: str) -> Program:
+    module = parse(text)
+    kernel = module.functions.get(name)
+    if kernel is None or not kernel.entry:
+        names = [f.name for f in module.functions.values() if f.entry]
+        raise ValueError(f"sim.run: 'name' must be one of the kernels {names}, got {name!r}.")
+    return Program(module, name)
 
 
 def _three(name: str, size: int | tuple[int, ...]) -> tuple[int, int, int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import heapq
-import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,16 +19,8 @@ from cupyrec.sim import access, alu, atomics, barriers, carries, control, copies
 from cupyrec.sim.heap import Allocation, Heap
 from cupyrec.sim.memory import Table
 from cupyrec.sim.order import Order
-from cupyrec.sim.ptx import (
-    Function,
-    Instruction,
-    Module,
-    Variable,
-    constant,
-    dtype_of,
-    names_in,
-    width,
-)
+from cupyrec.sim.program import Program
+from cupyrec.sim.ptx import Function, Instruction, Variable, constant, dtype_of, width
 from cupyrec.sim.threads import WARP, Group, Threads
 
 __all__ = ["Fault", "Machine"]
@@ -64,15 +55,15 @@ class Machine(Threads):
     """One launch of a kernel; `params` are the bytes of its arguments."""
 
     def __init__(
-        self, module: Module, kernel: str, grid: tuple[int, int, int],
-        block: tuple[int, int, int], params: bytes, heap: Heap, shared: int, seed: int,
-        max_steps: int = MAX_STEPS,
+        self, program: Program, grid: tuple[int, int, int], block: tuple[int, int, int],
+        params: bytes, heap: Heap, shared: int, seed: int, max_steps: int = MAX_STEPS,
     ) -> None:  # fmt: skip
-        self.module, self.kernel, self.heap = module, module.functions[kernel], heap
+        self.program, self.heap = program, heap
+        self.module, self.kernel, self.code = program.module, program.kernel, program.code
+        self.steps: list[Step | None] = [None] * len(self.code)
         super().__init__(grid, block, seed)
         self.now, self.trace, self.faults, self.max_steps = 0, [0], [], max_steps
         self._fault_keys: set[tuple] = set()
-        self._load_code()
         self.own: list[Allocation] = []
         try:
             self._allocate(params, shared)
@@ -80,7 +71,7 @@ class Machine(Threads):
             self.close()
             raise
         self.order = Order(self.block)
-        self.table = Table(heap, self._grain())
+        self.table = Table(heap, program.grain)
         self.shared_index = np.searchsorted(self.table.starts, self.shared_base)
         self.local_index = np.searchsorted(self.table.starts, self.local.address)
         self.registers: dict[tuple[str, str], np.ndarray] = {}
@@ -99,30 +90,11 @@ class Machine(Threads):
         self.call_results: dict[int, list] = {}
         self.copies = copies.Copies(self)
 
-    # Code and memory
-
-    def _load_code(self) -> None:
-        functions = control.reachable(self.module, self.kernel)
-        starts = itertools.accumulate((len(f.code) for f in functions), initial=0)
-        self.start = {f.name: at for f, at in zip(functions, starts, strict=False)}
-        self.code = [(f, i) for f in functions for i in f.code]
-        self.steps: list[Step | None] = [None] * len(self.code)
-
-    def _grain(self) -> int:
-        """Bytes of the narrowest access to memory."""
-        widths = [
-            access.nbytes(i) for _, i in self.code
-            if i.parts[0] in access.MEMORY and ".param" not in i.opcode
-        ]  # fmt: skip
-        return min([16, *widths])
+    # Memory
 
     def _allocate(self, params: bytes, shared: int) -> None:
-        heap = self.heap
-        used = {name for _, i in self.code for name in names_in(i.operands)}
-        while more := {n for v in self.module.variables.values() if v.name in used
-                       for _, n in v.names} - used:  # fmt: skip
-            used |= more
-        functions = {f.name: f for f, _ in self.code}.values()
+        heap, used = self.heap, self.program.used
+        functions = self.program.functions
         inner = {(f.name, v.name): v for f in functions for v in f.variables.values()}
         outer = {("", v.name): v for v in self.module.variables.values() if v.name in used}
         self.address: dict[tuple[str, str], int] = {}
@@ -178,9 +150,10 @@ class Machine(Threads):
                 self.heap.bytes[start : start + 8] = np.frombuffer(address.tobytes(), np.uint8)
 
     def close(self) -> None:
-        """Free what the launch allocated."""
+        """Free what the launch allocated, and all else: steps and machine refer to each other."""
         for allocation in self.own:
             self.heap.free(allocation)
+        vars(self).clear()
 
     # Operands
 

@@ -105,7 +105,7 @@ def _multiply(machine: Machine, function: Function, instruction: Instruction) ->
     shape, (to, kind, kind_b, kind_c) = parts[3], parts[-4:]
     family = FAMILY.get(kind, kind)
     per_register, known = SHAPES.get(family, (0, set()))
-    layout = parts[4:6] == ["row", "col"] and family == FAMILY.get(kind_b, kind_b) and to == kind_c
+    layout = parts[4:6] == ("row", "col") and family == FAMILY.get(kind_b, kind_b) and to == kind_c
     mixed = kind != kind_b and family == "f16"
     flags = set(parts[6:-4])
     if shape not in known or not layout or mixed or to not in RESULTS[family]:
@@ -148,7 +148,7 @@ def _multiply(machine: Machine, function: Function, instruction: Instruction) ->
 
 def _transpose(machine: Machine, function: Function, instruction: Instruction) -> Body | None:
     """movmatrix: 8 by 8 halves, two of a row to a lane."""
-    if instruction.parts[3:] != ["m8n8", "trans", "b16"]:
+    if instruction.parts[3:] != ("m8n8", "trans", "b16"):
         return None
     put = machine.sink(function, instruction.operands[0], "b32")
     source = machine.source(function, instruction.operands[1], "b32")

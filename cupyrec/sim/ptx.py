@@ -13,17 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 __all__ = [
-    "Function",
-    "Instruction",
-    "Module",
-    "PtxError",
-    "Variable",
-    "constant",
-    "dtype_of",
-    "names_in",
-    "parse",
-    "width",
-]
+    "Function", "Instruction", "Module", "PtxError", "Variable", "constant", "dtype_of", "names_in",
+    "parse", "width",
+]  # fmt: skip
 
 
 class PtxError(RuntimeError):
@@ -52,9 +44,9 @@ class Instruction(NamedTuple):
     text: str
 
     @property
-    def parts(self) -> list[str]:
+    def parts(self) -> tuple[str, ...]:
         """``ld.global.f32`` in parts."""
-        return self.opcode.split(".")
+        return _parts(self.opcode)
 
     def unknown(self) -> PtxError:
         """Return the error that quotes this instruction."""
@@ -63,6 +55,11 @@ class Instruction(NamedTuple):
             f"sim: the instruction must be a known one, got '{self.text}' (PTX line {self.line}, "
             f"{file}:{line})."
         )
+
+
+@functools.cache
+def _parts(opcode: str) -> tuple[str, ...]:
+    return tuple(opcode.split("."))
 
 
 @dataclasses.dataclass
