@@ -62,7 +62,7 @@ def run(layer, bias, dy, **options):
 
 # The last one's samples are more than a block.
 SHAPES = [
-    (1, 1, 1, 1), (17, 3, 4, 5), (127, 26, 16, 64), (300, 2, 130, 3), (3, 64, 3, 17),
+    (1, 1, 1, 1), (17, 3, 4, 5), (127, 26, 16, 64), (300, 2, 130, 3), (40, 64, 3, 17),
     (1030, 5, 3, 6),
 ]  # fmt: skip
 OPTIONS = [
