@@ -77,6 +77,11 @@ def test_memory_of_the_dead_is_used_again_but_not_while_a_view_lives():
     assert address(arrays.empty((3, LARGE), np.float32)) == where
 
 
+def test_memory_begins_with_a_cache_line():
+    live = [arrays.empty(LARGE + n, np.uint8) for n in range(0, 4 * LARGE, LARGE // 8)]
+    assert [address(x) % 64 for x in live] == [0] * len(live)
+
+
 def test_threads_get_memory_of_their_own():
     def work(number):
         for _ in range(50):
