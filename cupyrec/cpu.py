@@ -33,14 +33,14 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
-from numba.core import caching, cgutils, event
+from numba.core import caching, cgutils, codegen, config, event
 from numba.extending import intrinsic
 from threadpoolctl import LibController, ThreadpoolController
 
 from cupyrec import errors
 
 __all__ = [
-    "exact_inline", "exact_loop", "loop", "num_threads", "parallel", "pointer", "prefetch",
+    "exact_inline", "exact_loop", "has", "loop", "num_threads", "parallel", "pointer", "prefetch",
     "serial_blas", "set_num_threads",
 ]  # fmt: skip
 
@@ -117,6 +117,18 @@ exact_loop = _decorator()
 exact_inline = _decorator(forceinline=True)
 #: Loops over sums and products: terms may be reordered and contracted, NaN and inf still count.
 loop = _decorator(fastmath={"reassoc", "contract"})
+
+
+def has(feature: str) -> bool:
+    """Return whether loops are compiled for processors with a feature, as LLVM calls it.
+
+    Examples
+    --------
+    >>> has("no such feature")
+    False
+    """
+    features = config.CPU_FEATURES  # of the environment, in place of the processor's
+    return f"+{feature}" in (features or codegen.get_host_cpu_features()).split(",")
 
 
 @intrinsic

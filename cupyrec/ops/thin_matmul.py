@@ -1,9 +1,9 @@
 """Matrix products on the CPU whose sums are short, or whose results are small.
 
 A BLAS is made for sums of thousands of terms: it first packs both matrices and clears the result,
-which pays badly for the 32 or 64 terms of an embedding. Here a tile of 4 rows and 16 columns of the
-result stays in registers over the terms of its sums, added in order, and reads a and b where they
-are: a block of b fits in the L1 cache.
+which pays badly for the 32 or 64 terms of an embedding. Here a tile of the result, 4 rows and 16
+columns or with AVX-512 8 and 32, stays in registers over the terms of its sums, added in order, and
+reads a and b where they are: a block of b fits in the L1 cache.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ __all__ = ["thin_matmul"]
 
 ir = cgutils.ir
 
-_ROWS, _COLUMNS = 4, 16  # of a tile: enough sums to keep two multiply-adds a cycle going
+_VECTOR = 16  # columns: two registers, with AVX-512 one
+# A tile has enough sums to keep two multiply-adds a cycle going, and loads fewer numbers than it
+# has vectors, as far as the registers there are go: 16, with AVX-512 32.
+_ROWS, _VECTORS = (8, 2) if cpu.has("avx512f") else (4, 1)
+_COLUMNS = _VECTORS * _VECTOR
 _TERMS = 128  # of sums at a time: so much of b stays in the L1 cache
-_TILE_ROW = ir.VectorType(ir.FloatType(), _COLUMNS)  # two registers, with AVX-512 one
-_LANES = ir.VectorType(ir.IntType(32), _COLUMNS)
+_FLOATS = ir.VectorType(ir.FloatType(), _VECTOR)
+_LANES = ir.VectorType(ir.IntType(32), _VECTOR)
 
 
-def _tile(rows: int) -> Any:
+def _tile(rows: int, vectors: int) -> Any:
     """Return what adds a tile of a @ b to `out` if `adds`, else writes it there.
 
     It takes addresses, and bytes from a row or term to the next.
@@ -37,30 +41,37 @@ def _tile(rows: int) -> Any:
     def tile(_context, a, a_row, a_term, b, b_term, out, out_row, terms, adds):
         def generate(context, builder, _signature, arguments):
             a, a_row, a_term, b, b_term, out, out_row, terms, adds = arguments
-            zeros, nothing = ir.Constant(_TILE_ROW, None), ir.Constant(_TILE_ROW, ir.Undefined)
-            of_type = ir.FunctionType(_TILE_ROW, [_TILE_ROW] * 3)
-            name = f"llvm.fmuladd.v{_COLUMNS}f32"
+            zeros, nothing = ir.Constant(_FLOATS, None), ir.Constant(_FLOATS, ir.Undefined)
+            of_type = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+            name = f"llvm.fmuladd.v{_VECTOR}f32"
             multiply_add = cgutils.get_or_insert_function(builder.module, of_type, name)
 
-            def pointer(address, step, times, of=_TILE_ROW):
+            numbers = [ir.Constant(ir.IntType(64), n) for n in range(max(rows, vectors))]
+            apart = ir.Constant(ir.IntType(64), 4 * _VECTOR)
+
+            def pointer(address, step, times, of=_FLOATS):
                 address = builder.add(address, builder.mul(step, times))
                 return builder.inttoptr(address, of.as_pointer())
 
-            numbers = [ir.Constant(ir.IntType(64), r) for r in range(rows)]
-            places = [pointer(out, out_row, r) for r in numbers]
-            sums = [cgutils.alloca_once(builder, _TILE_ROW) for _ in places]  # registers, to LLVM
+            def pointers(address, step, times):
+                address = builder.add(address, builder.mul(step, times))
+                return [pointer(address, apart, v) for v in numbers[:vectors]]
+
+            places = [p for r in numbers[:rows] for p in pointers(out, out_row, r)]
+            sums = [cgutils.alloca_once(builder, _FLOATS) for _ in places]  # registers, to LLVM
             for place, total in zip(places, sums, strict=True):
                 old = builder.load(place, align=4)
                 builder.store(builder.select(adds, old, zeros), total)
             with cgutils.for_range(builder, terms) as loop:
-                right = builder.load(pointer(b, b_term, loop.index), align=4)
+                right = [builder.load(p, align=4) for p in pointers(b, b_term, loop.index)]
                 left = builder.add(a, builder.mul(a_term, loop.index))
-                for r, total in zip(numbers, sums, strict=True):
-                    x = builder.load(pointer(left, a_row, r, ir.FloatType()))
+                for r in range(rows):
+                    x = builder.load(pointer(left, a_row, numbers[r], ir.FloatType()))
                     x = builder.insert_element(nothing, x, cgutils.int32_t(0))
                     x = builder.shuffle_vector(x, nothing, ir.Constant(_LANES, None))
-                    more = builder.call(multiply_add, [x, right, builder.load(total)])
-                    builder.store(more, total)
+                    for y, total in zip(right, sums[r * vectors :][:vectors], strict=True):
+                        more = builder.call(multiply_add, [x, y, builder.load(total)])
+                        builder.store(more, total)
             for place, total in zip(places, sums, strict=True):
                 builder.store(builder.load(total), place, align=4)
             return context.get_dummy_value()
@@ -70,7 +81,8 @@ def _tile(rows: int) -> Any:
     return tile
 
 
-_rows_tile, _row_tile = _tile(_ROWS), _tile(1)
+_rows_tile, _row_tile = _tile(_ROWS, _VECTORS), _tile(1, _VECTORS)
+_narrow_rows_tile, _narrow_row_tile = _tile(_ROWS, 1), _tile(1, 1)
 
 
 @cpu.loop
@@ -84,12 +96,23 @@ def _matmul_cpu(a, b, out):
         for column in range(0, b.shape[1], _COLUMNS):
             right = np.uint64(b.ctypes.data) + np.uint64(first) * b_term + np.uint64(4 * column)
             to = np.uint64(out.ctypes.data) + np.uint64(4 * column)
+            narrow = b.shape[1] - column < _COLUMNS
             for r in range(0, whole, _ROWS):
                 at, place = left + np.uint64(r) * a_row, to + np.uint64(r) * out_row
-                _rows_tile(at, a_row, a_term, right, b_term, place, out_row, terms, first > 0)
+                if narrow:
+                    _narrow_rows_tile(
+                        at, a_row, a_term, right, b_term, place, out_row, terms, first > 0
+                    )
+                else:
+                    _rows_tile(at, a_row, a_term, right, b_term, place, out_row, terms, first > 0)
             for r in range(whole, a.shape[0]):
                 at, place = left + np.uint64(r) * a_row, to + np.uint64(r) * out_row
-                _row_tile(at, a_row, a_term, right, b_term, place, out_row, terms, first > 0)
+                if narrow:
+                    _narrow_row_tile(
+                        at, a_row, a_term, right, b_term, place, out_row, terms, first > 0
+                    )
+                else:
+                    _row_tile(at, a_row, a_term, right, b_term, place, out_row, terms, first > 0)
 
 
 def thin_matmul(a: Any, b: Any, out: Any) -> None:
@@ -111,7 +134,7 @@ def thin_matmul(a: Any, b: Any, out: Any) -> None:
     >>> out[:, 0]
     array([2., 3.], dtype=float32)
     """
-    if b.shape[1] % _COLUMNS:
+    if b.shape[1] % _VECTOR:
         np.matmul(a, b, out=out)
     else:
         _matmul_cpu(a, np.ascontiguousarray(b), out)
