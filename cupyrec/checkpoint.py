@@ -1,38 +1,69 @@
 """Checkpoints: a folder of plain files, written whole or not at all, verified before it is used.
 
-manifest.json         format, versions, model and its configuration, tables, optimizer,
-                      progress, and the size and crc32 of every other file; crc32 of its own
-dense.safetensors     parameter/NAME, buffers too; optimizer/STATE/NAME; rates/GROUP of catch-up
-GROUP.SHARD.*.npy     tables (N,), ids (N,), vectors (N, D), state.NAME (N, columns)
+Any number of ranks write one together, each the rows that it has; any number load it, each the rows
+that it is to have. See `cupyrec.checkpoint_files` and `cupyrec.checkpoint_shards` for what lies in
+the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import os
-import shutil
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import numpy as safetensors
 
-from cupyrec import __version__, arrays, random
-from cupyrec.embedding import Group, InitialVectors, Rows, StatePart, export_rows
+from cupyrec import arrays, random
+from cupyrec.checkpoint_files import (
+    new_folder,
+    read_manifest,
+    verify,
+    write_file,
+    write_manifest,
+)
+from cupyrec.checkpoint_shards import (
+    ShardWriter,
+    Wanted,
+    catch_up_history,
+    check_unique,
+    divided,
+    piece,
+    read_rows,
+    served,
+    shard_name,
+)
+from cupyrec.embedding import InitialVectors, Tables, export_rows
 from cupyrec.nn import FusedMLP, Module
-from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.optim import Optimizer
 
-__all__ = ["load", "read_manifest", "save", "sync", "verify"]
+__all__ = ["load", "read_manifest", "save", "verify"]
 
-FORMAT = 2
-_ROWS = 1 << 16  # rows in memory at a time
-_SHARD = "00000-of-00001"
+_T = TypeVar("_T")
+Gather = Callable[[Any], list[Any]]  # a value that JSON can write -> those of all ranks
+
+
+def _alone(value: Any) -> list[Any]:
+    return [value]
+
+
+def _together(where: str, gather: Gather, work: Callable[[], _T]) -> _T:
+    """Do a part of the work; raise on all ranks if it fails on one."""
+    failed = None
+    try:
+        done = work()
+    except Exception as error:
+        failed = error
+    told = None if failed is None else f"{type(failed).__name__}: {failed}"
+    for rank, text in enumerate(gather(told)):
+        if failed is not None:
+            raise failed
+        if text is not None:
+            raise RuntimeError(f"{where}: rank {rank} must get on, got {text}")
+    return done
 
 
 def save(
@@ -42,6 +73,8 @@ def save(
     *,
     config: dict[str, Any] | None = None,
     progress: dict[str, Any] | None = None,
+    rank: int = 0,
+    gather: Gather = _alone,
 ) -> None:
     """Write a checkpoint: under a temporary name, synced to disk, then renamed.
 
@@ -56,6 +89,11 @@ def save(
         JSON values: what is needed to build the model again.
     progress : dict, optional
         JSON values: where training stands.
+    rank : int
+        Number of this rank, where several write one checkpoint: each a shard of its rows, rank 0
+        all else. They must see the same folder.
+    gather : callable
+        Returns the value of each rank, by its number; called by all ranks in the same order.
 
     Raises
     ------
@@ -65,6 +103,8 @@ def save(
         A parameter or a vector is not finite; nothing stands at `path` then.
     OSError
         The disk is full, say; nothing stands at `path` then.
+    RuntimeError
+        Another rank failed; nothing stands at `path` then.
 
     Examples
     --------
@@ -72,117 +112,101 @@ def save(
     >>> from cupyrec.models import DLRM
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(folder + "/checkpoint", DLRM(2, 3))
-    ...     read_manifest(folder + "/checkpoint")["groups"][0]["rows"]
+    ...     verify(folder + "/checkpoint")["groups"][0]["rows"]
     0
     """
-    path = Path(path)
-    if path.exists():
-        raise FileExistsError(f"checkpoint.save: '{path}' must not exist yet.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
-    temporary.mkdir()
-    try:
+    where = "checkpoint.save"
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> str | None:
+            return str(stack.enter_context(new_folder(path, where))) if rank == 0 else None
+
+        folder, *others = gather(_together(where, gather, begin))
+        folder, ranks = Path(folder), 1 + len(others)
+        parts = gather(
+            _together(where, gather, lambda: _write_part(folder, model, optimizer, rank, ranks))
+        )
+
+        def finish() -> None:
+            if rank > 0:
+                return
+            files = {name: told for _, files in parts for name, told in files.items()}
+            counts = zip(*(rows for rows, _ in parts), strict=True)
+            groups = _entries(model, optimizer is not None)
+            values = {
+                "model": type(model).__name__,
+                "config": config or {},
+                "progress": progress or {},
+                "optimizer": optimizer and optimizer.state_dict(),
+                "groups": [divided(*group) for group in zip(groups, counts, strict=True)],
+                "dropout_seeds": {name: mlp.dropout_seed for name, mlp in _mlps(model)},
+                "files": dict(sorted(files.items())),
+            }
+            write_manifest(folder, values)
+            stack.close()  # the rename
+
+        _together(where, gather, finish)
+
+
+def _entries(model: Module, with_state: bool) -> list[dict[str, Any]]:
+    """Each group's entry in the manifest, but for its rows."""
+    tables = {
+        id(group): [t for t, w in enumerate(module.widths) if w == width]
+        for module in model.modules()
+        if isinstance(module, Tables)
+        for width, group in module.groups.items()
+    }
+    entries = []
+    for name, group in model.named_groups():
+        state = group.store.state if with_state else ()
+        catches_up = with_state and group.history is not None
+        entries.append(
+            {
+                "name": name,
+                "width": group.width,
+                "dtype": group.dtype,
+                "tables": tables.get(id(group)),
+                "seed": group.initial.seed,
+                "initial": group.initial.to_dict(),
+                "state": [[p.name, p.columns, p.initial, p.dtype.__name__] for p in state],
+                "history": group.history.constants if catches_up else None,
+            }
+        )
+    return entries
+
+
+def _write_part(
+    folder: Path, model: Module, optimizer: Optimizer | None, rank: int, ranks: int
+) -> tuple[list[int], dict[str, Any]]:
+    """Write what is a rank's; return the number of its rows in each group, and its files."""
+    counts, files = [], {}
+    if rank == 0:
         dense = safetensors.save(_dense(model, optimizer))  # save_file raises no OSError
-        (temporary / "dense.safetensors").write_bytes(dense)
-        groups = [
-            _save_group(temporary, name, group, optimizer is not None)
-            for name, group in model.named_groups()
-        ]
-        manifest = {
-            "format": FORMAT,
-            "cupyrec": __version__,
-            "model": type(model).__name__,
-            "config": config or {},
-            "progress": progress or {},
-            "optimizer": optimizer and optimizer.state_dict(),
-            "groups": groups,
-            "dropout_seeds": {name: mlp.dropout_seed for name, mlp in _mlps(model)},
-            "files": {file.name: _fingerprint(file) for file in sorted(temporary.iterdir())},
-        }
-        manifest["crc32"] = _crc32(manifest)
-        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
-        for file in [*temporary.iterdir(), temporary]:
-            sync(file)
-        temporary.rename(path)
-        sync(path.parent)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # "No space left on device" alone says too little
-        raise
-
-
-def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the manifest of a checkpoint.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no checkpoint at `path`.
-    ValueError
-        The manifest is damaged, or of a newer format than this version reads.
-
-    Examples
-    --------
-    See `save`.
-    """
-    file = Path(path) / "manifest.json"
-    if not file.is_file():
-        raise FileNotFoundError(f"checkpoint: '{path}' must be a checkpoint folder, got no {file}.")
-    try:
-        manifest = json.loads(file.read_text("utf-8"))
-        version, crc32 = manifest["format"], manifest.pop("crc32", None)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"checkpoint: '{file}' must be a manifest in JSON, got {error!r}."
-        ) from None
-    if version != FORMAT:
-        raise ValueError(
-            f"checkpoint: format of '{path}' must be {FORMAT}, got {version} "
-            f"(written by cupyrec {manifest.get('cupyrec')}; this is {__version__})."
-        )
-    if crc32 != _crc32(manifest):
-        raise ValueError(
-            f"checkpoint: '{file}' must have crc32 {crc32}, got {_crc32(manifest)}: it is damaged."
-        )
-    return manifest
-
-
-def verify(path: str | os.PathLike) -> dict[str, Any]:
-    """Read every file of a checkpoint against its size and crc32; return the manifest.
-
-    Raises
-    ------
-    FileNotFoundError
-        No checkpoint, or a file of it is missing.
-    ValueError
-        A file is damaged; it is named.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from cupyrec.models import DLRM
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(folder + "/checkpoint", DLRM(2, 3))
-    ...     verify(folder + "/checkpoint")["model"]
-    'DLRM'
-    """
-    manifest = read_manifest(path)
-    for name, expected in manifest["files"].items():
-        file = Path(path) / name
-        if not file.is_file():
-            raise FileNotFoundError(f"checkpoint: '{file}' must exist, it is in the manifest.")
-        got = _fingerprint(file)
-        if got != expected:
-            raise ValueError(f"checkpoint: '{file}' must have {expected}, got {got}.")
-    return manifest
+        files["dense.safetensors"] = write_file(folder / "dense.safetensors", dense)
+    entries = _entries(model, optimizer is not None)
+    for (name, group), entry in zip(model.named_groups(), entries, strict=True):
+        count, most = len(group.store), piece(entry)
+        with ShardWriter(folder, entry, shard_name(rank, ranks), count) as writer:
+            for first in range(0, count, most):
+                at = first, min(first + most, count)
+                rows = group.store.export_rows(*at) if optimizer else export_rows(group, *at)
+                _check_finite(f"vectors of {name}", rows.vectors)
+                writer.write(rows)
+        counts.append(count)
+        files |= writer.files
+    return counts, files
 
 
 def load(
-    path: str | os.PathLike, model: Module, optimizer: Optimizer | None = None
+    path: str | os.PathLike,
+    model: Module,
+    optimizer: Optimizer | None = None,
+    *,
+    owned: Wanted | None = None,
+    rank: int = 0,
+    gather: Gather = _alone,
 ) -> dict[str, Any]:
-    """Load a checkpoint into a model, after `verify`; return the manifest.
+    """Load a checkpoint of any number of shards into a model, after checks; return the manifest.
 
     Parameters
     ----------
@@ -192,11 +216,19 @@ def load(
     optimizer : Optimizer, optional
         Of the class that was saved, with such a schedule. Without it, optimizer state is left
         aside.
+    owned : callable, optional
+        ``owned(tables, ids)`` -> (N,) bool: the rows to load, of all.
+    rank, gather
+        See `save`. Ranks that load the same checkpoint together share the reading for checks, and
+        are left as they were if one of them finds fault.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        As `verify`; or model or optimizer are not the saved ones. They are unchanged then.
+        As `verify`; a key is there twice; or model or optimizer are not the saved ones. They are
+        unchanged then.
+    RuntimeError
+        Another rank failed.
 
     Examples
     --------
@@ -204,63 +236,78 @@ def load(
     >>> from cupyrec.models import DLRM
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(folder + "/checkpoint", DLRM(2, 3))
-    ...     load(folder + "/checkpoint", DLRM(2, 3))["format"]
-    2
+    ...     load(folder + "/checkpoint", DLRM(2, 3))["model"]
+    'DLRM'
     """
-    manifest = verify(path)
-    _check_fits(path, manifest, model, optimizer)
-    dense = safetensors.load_file(Path(path) / "dense.safetensors")
-    states = _states(model, optimizer)
-    if optimizer is not None:
-        saved = {key for key in dense if key.startswith("optimizer/")}
-        saved |= {f"rows/{e['name']}/{name}" for e in manifest["groups"] for name, *_ in e["state"]}
-        wanted = states.keys() | {
-            f"rows/{name}/{part.name}"
-            for name, group in model.named_groups()
-            for part in group.store.state
-        }
-        for name in sorted(wanted ^ saved)[:1]:
-            what = f"have {name}, got no" if name in wanted else f"not have {name}, got"
-            raise ValueError(f"checkpoint.load: '{path}' must {what} such state.")
+    path, where = Path(path), "checkpoint.load"
+    share = slice(rank, None, len(gather(rank)))
+
+    def check() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        manifest = verify(path, share)
+        dense = safetensors.load_file(path / "dense.safetensors")
+        _check_fits(path, manifest, model, optimizer)
+        _check_states(path, manifest, dense, model, optimizer)
+        for entry in manifest["groups"]:
+            check_unique(path, entry, owned)
+        return manifest, dense
+
+    manifest, dense = _together(where, gather, check)
+
+    def take() -> None:
+        _load_dense(manifest, dense, model, optimizer)
+        for (_, group), entry in zip(model.named_groups(), manifest["groups"], strict=True):
+            initial = InitialVectors.from_dict(entry["initial"], group.width, entry["seed"])
+            history = catch_up_history(entry, dense)
+            group.clear()
+            group.initial = initial.to(group.xp)
+            if optimizer is not None and history is not None:
+                group.history = history
+            for rows in read_rows(path, entry, owned):
+                group.store.import_rows(rows if optimizer else served(entry, history, rows))
+
+    _together(where, gather, take)
+    return manifest
+
+
+def _load_dense(
+    manifest: dict[str, Any],
+    dense: dict[str, np.ndarray],
+    model: Module,
+    optimizer: Optimizer | None,
+) -> None:
+    prefix = "parameter/"
     model.load_state_dict(
-        {
-            key.removeprefix("parameter/"): array
-            for key, array in dense.items()
-            if key.startswith("parameter/")
-        }
+        {key.removeprefix(prefix): a for key, a in dense.items() if key.startswith(prefix)}
     )
     if optimizer is not None:
-        for key, view in states.items():
+        for key, view in _states(model, optimizer).items():
             view[...] = arrays.copy_to(arrays.namespace("checkpoint.load", view), dense[key])
         optimizer.load_state_dict(manifest["optimizer"])
         optimizer.zero_grad()
         random.set_step(optimizer.t)
     for name, mlp in _mlps(model):
         mlp.dropout_seed = manifest["dropout_seeds"][name]
-    for (_, group), entry in zip(model.named_groups(), manifest["groups"], strict=True):
-        rates = dense.get(f"rates/{entry['name']}")
-        _load_group(Path(path), group, entry, rates, optimizer is not None)
-    return manifest
 
 
-def _load_group(
-    path: Path, group: Group, entry: dict[str, Any], rates: np.ndarray | None, with_state: bool
+def _check_states(
+    path: Path,
+    manifest: dict[str, Any],
+    dense: dict[str, np.ndarray],
+    model: Module,
+    optimizer: Optimizer | None,
 ) -> None:
-    initial = InitialVectors.from_dict(entry["initial"], group.width, entry["seed"])
-    group.clear()
-    group.initial = initial.to(group.xp)
-    history = None if rates is None else AdamHistory(**entry["history"], rates=rates.tolist())
-    if with_state and history is not None:
-        group.history = history
-    for rows in _read_group(path, entry):
-        if not with_state:
-            if history is not None:  # vectors are of the step that their row was in last
-                former = Group(initial, dtype=group.dtype)
-                former.set_state(_state_parts(entry), history)
-                former.store.import_rows(rows)
-                rows = export_rows(former, 0, len(rows.ids))
-            rows = rows._replace(states={})
-        group.store.import_rows(rows)
+    if optimizer is None:
+        return
+    saved = {key for key in dense if key.startswith("optimizer/")}
+    saved |= {f"rows/{e['name']}/{name}" for e in manifest["groups"] for name, *_ in e["state"]}
+    wanted = _states(model, optimizer).keys() | {
+        f"rows/{name}/{part.name}"
+        for name, group in model.named_groups()
+        for part in group.store.state
+    }
+    for name in sorted(wanted ^ saved)[:1]:
+        what = f"have {name}, got no" if name in wanted else f"not have {name}, got"
+        raise ValueError(f"checkpoint.load: '{path}' must {what} such state.")
 
 
 def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer | None) -> None:
@@ -334,76 +381,6 @@ def _states(model: Module, optimizer: Optimizer | None) -> dict[str, np.ndarray]
     }
 
 
-def _save_group(folder: Path, name: str, group: Group, with_state: bool) -> dict[str, Any]:
-    """Write a group's files, a few rows at a time; return its entry of the manifest."""
-    store = group.store
-    count = len(store)
-    state = store.state if with_state else ()
-    columns = {
-        "tables": (np.uint32, (count,)),
-        "ids": (np.int64, (count,)),
-        "vectors": (np.float32, (count, store.width)),
-        **{f"state.{part.name}": (part.dtype, (count, part.columns)) for part in state},
-    }
-    with contextlib.ExitStack() as stack:
-        files = {
-            key: stack.enter_context(open(_file(folder, name, _SHARD, key), "wb"))
-            for key in columns
-        }
-        for key, (dtype, shape) in columns.items():
-            header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(files[key], header)
-        for first in range(0, count, _ROWS):
-            at = first, min(first + _ROWS, count)
-            rows = store.export_rows(*at) if with_state else export_rows(group, *at)
-            _check_finite(f"vectors of {name}", rows.vectors)
-            parts = {"tables": rows.tables, "ids": rows.ids, "vectors": rows.vectors}
-            parts |= {f"state.{part.name}": rows.states[part.name] for part in state}
-            for key, array in parts.items():
-                files[key].write(np.ascontiguousarray(array).tobytes())
-    return {
-        "name": name,
-        "width": store.width,
-        "dtype": group.dtype,
-        "rows": count,
-        "seed": group.initial.seed,
-        "initial": group.initial.to_dict(),
-        "state": [[part.name, part.columns, part.initial, part.dtype.__name__] for part in state],
-        "history": group.history.constants if state and group.history is not None else None,
-        "shards": [_SHARD],
-    }
-
-
-def _read_group(folder: Path, entry: dict[str, Any]) -> Iterator[Rows]:
-    """Yield a group's rows, a few at a time."""
-    for shard in entry["shards"]:
-        tables, ids, vectors, *states = (
-            np.load(
-                _file(folder, entry["name"], shard, key), mmap_mode="r" if entry["rows"] else None
-            )
-            for key in ["tables", "ids", "vectors", *(f"state.{s[0]}" for s in entry["state"])]
-        )
-        for first in range(0, len(ids), _ROWS):
-            cut = slice(first, first + _ROWS)
-            yield Rows(
-                np.array(tables[cut]),
-                np.array(ids[cut]),
-                np.array(vectors[cut]),
-                {
-                    name: np.array(state[cut])
-                    for (name, *_), state in zip(entry["state"], states, strict=True)
-                },
-            )
-
-
-def _state_parts(entry: dict[str, Any]) -> tuple[StatePart, ...]:
-    return tuple(StatePart(*part[:3], getattr(np, part[3])) for part in entry["state"])
-
-
-def _file(folder: Path, name: str, shard: str, key: str) -> Path:
-    return folder / f"{quote(name, safe='')}.{shard}.{key}.npy"  # a name may hold a slash
-
-
 def _check_finite(name: str, array: np.ndarray) -> None:
     finite = int(np.isfinite(array).sum())
     if finite < array.size:
@@ -411,29 +388,3 @@ def _check_finite(name: str, array: np.ndarray) -> None:
             f"checkpoint.save: {name} must be finite, "
             f"got {array.size - finite} of {array.size} values that are not."
         )
-
-
-def _crc32(manifest: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(manifest).encode())
-
-
-def _fingerprint(file: Path) -> dict[str, int]:
-    crc = size = 0
-    with open(file, "rb") as stream:
-        while block := stream.read(1 << 20):
-            crc, size = zlib.crc32(block, crc), size + len(block)
-    return {"bytes": size, "crc32": crc}
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk.
-
-    Examples
-    --------
-    >>> sync(Path("."))
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

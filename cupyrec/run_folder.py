@@ -17,7 +17,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from cupyrec import checkpoint
+from cupyrec import checkpoint, checkpoint_files
 from cupyrec.nn import Module
 from cupyrec.optim import Optimizer
 
@@ -172,7 +172,7 @@ class RunFolder:
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(target.relative_to(self.path))
             temporary.replace(link)
-        checkpoint.sync(self.path)  # the links, before what they pointed to goes
+        checkpoint_files.sync(self.path)  # the links, before what they pointed to goes
         self._remove_checkpoints(keep=(self.last.resolve(), self.best.resolve()))
 
     def _remove_checkpoints(self, keep: Iterable[Path]) -> None:

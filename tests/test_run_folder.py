@@ -11,7 +11,7 @@ import pytest
 import trial
 from oracle import sentence
 
-from cupyrec import checkpoint, optim, training
+from cupyrec import checkpoint, checkpoint_files, optim, training
 from cupyrec.models import DLRM
 from cupyrec.run_folder import RunFolder, json_line
 
@@ -113,7 +113,7 @@ def test_a_save_that_fails_leaves_the_links_and_no_rubbish(tmp_path, monkeypatch
     def full(_path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "sync", full)
+    monkeypatch.setattr(checkpoint_files, "sync", full)
     with pytest.raises(OSError, match="No space left"):
         run.save(model, optimizer, {"step": 2}, best=True)
     assert sorted(tmp_path.rglob("*")) == before

@@ -25,7 +25,8 @@ LAYERS = (
     "errors < cpu < cublaslt_library nvrtc < sim < arrays"
     " < huge_pages random kernel scratch cublaslt"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
-    " < checkpoint config data interruption metrics progress run_folder testing training < cupyrec"
+    " < checkpoint checkpoint_files checkpoint_shards config data interruption metrics progress"
+    " run_folder testing training < cupyrec"
     " < cli commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}

@@ -1,0 +1,204 @@
+"""The files of a checkpoint: its manifest, and folders that appear whole or not at all.
+
+manifest.json         format, versions, model and its configuration, groups of tables with their
+                      shards, optimizer, progress, and the size and crc32 of every other file; crc32
+                      of its own
+dense.safetensors     parameter/NAME, buffers too; optimizer/STATE/NAME; rates/GROUP of catch-up
+GROUP.SHARD.*.npy     rows: see `cupyrec.checkpoint_shards`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cupyrec import __version__
+
+__all__ = ["new_folder", "read_manifest", "sync", "verify", "write_file", "write_manifest"]
+
+FORMAT = 3  # 2 had one shard of each group, and told neither its rows nor a group's tables
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike, where: str) -> Iterator[Path]:
+    """Give a folder under a temporary name, which becomes `path` unless something is raised.
+
+    Whoever writes a file in it must sync it.
+
+    Parameters
+    ----------
+    path : path
+        A folder that doesn't exist yet.
+    where : str
+        Who asks, for errors.
+
+    Raises
+    ------
+    FileExistsError
+        There is something at `path`; it is left as it is.
+    OSError
+        The disk is full, say; nothing stands at `path` then.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     with new_folder(root + "/new", "a test") as folder:
+    ...         _ = write_file(folder / "a", b"b")
+    ...     (Path(root) / "new" / "a").read_bytes()
+    b'b'
+    """
+    path = Path(path)
+    if path.exists() or path.is_symlink():
+        raise FileExistsError(f"{where}: '{path}' must not exist yet.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    temporary.mkdir()
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.rename(path)
+        sync(path.parent)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # "No space left on device" alone says too little
+        raise
+
+
+def write_file(file: Path, content: bytes) -> dict[str, int]:
+    """Write a file and sync it; return its size and crc32.
+
+    Examples
+    --------
+    See `new_folder`.
+    """
+    file.write_bytes(content)
+    sync(file)
+    return {"bytes": len(content), "crc32": zlib.crc32(content)}
+
+
+def write_manifest(folder: Path, values: dict[str, Any]) -> None:
+    """Write manifest.json: these values, the format, the version and a crc32.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_manifest(Path(folder), {"files": {}, "groups": []})
+    ...     verify(folder)["format"]
+    3
+    """
+    manifest = {"format": FORMAT, "cupyrec": __version__, **values}
+    manifest["crc32"] = _crc32(manifest)
+    write_file(folder / "manifest.json", json.dumps(manifest, indent=1).encode() + b"\n")
+
+
+def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
+    """Return the manifest of a checkpoint; groups of format 2 as those of 3.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no checkpoint at `path`.
+    ValueError
+        The manifest is damaged, or of a newer format than this version reads.
+
+    Examples
+    --------
+    See `write_manifest`.
+    """
+    file = Path(path) / "manifest.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"checkpoint: '{path}' must be a checkpoint folder, got no {file}.")
+    try:
+        manifest = json.loads(file.read_text("utf-8"))
+        version, crc32 = manifest["format"], manifest.pop("crc32", None)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"checkpoint: '{file}' must be a manifest in JSON, got {error!r}."
+        ) from None
+    if version not in (2, FORMAT):
+        raise ValueError(
+            f"checkpoint: format of '{path}' must be 2 or {FORMAT}, got {version} "
+            f"(written by cupyrec {manifest.get('cupyrec')}; this is {__version__})."
+        )
+    if crc32 != _crc32(manifest):
+        raise ValueError(
+            f"checkpoint: '{file}' must have crc32 {crc32}, got {_crc32(manifest)}: it is damaged."
+        )
+    if version == 2:
+        for entry in manifest["groups"]:
+            entry["shards"] = [{"name": name, "rows": entry["rows"]} for name in entry["shards"]]
+            entry["tables"] = None
+    return manifest
+
+
+def verify(path: str | os.PathLike, share: slice = slice(None)) -> dict[str, Any]:
+    """Read files of a checkpoint against their size and crc32; return the manifest.
+
+    Parameters
+    ----------
+    path : path
+    share : slice
+        Which of the files: all by default.
+
+    Raises
+    ------
+    FileNotFoundError
+        No checkpoint, or a file of it is missing.
+    ValueError
+        A file is damaged; it is named, and where it ends if it is too short.
+
+    Examples
+    --------
+    See `write_manifest`.
+    """
+    manifest = read_manifest(path)
+    for name, expected in [*manifest["files"].items()][share]:
+        file = Path(path) / name
+        if not file.is_file():
+            raise FileNotFoundError(f"checkpoint: '{file}' must exist, it is in the manifest.")
+        if (size := file.stat().st_size) != expected["bytes"]:
+            raise ValueError(
+                f"checkpoint: '{file}' must have {expected['bytes']} bytes, got {size}."
+            )
+        if (got := _file_crc32(file)) != expected["crc32"]:
+            raise ValueError(
+                f"checkpoint: '{file}' must have crc32 {expected['crc32']}, got {got}: "
+                "it is damaged."
+            )
+    return manifest
+
+
+def _crc32(manifest: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest).encode())
+
+
+def _file_crc32(file: Path) -> int:
+    crc = 0
+    with open(file, "rb") as stream:
+        while block := stream.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk.
+
+    Examples
+    --------
+    >>> sync(Path("."))
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
