@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from cupyrec import arrays, random
+from cupyrec.checkpoint_checks import check_unique
 from cupyrec.checkpoint_files import (
     new_folder,
     read_manifest,
@@ -29,7 +30,7 @@ from cupyrec.checkpoint_shards import (
     ShardWriter,
     Wanted,
     catch_up_history,
-    check_unique,
+    check_shapes,
     divided,
     piece,
     read_rows,
@@ -248,6 +249,7 @@ def load(
         _check_fits(path, manifest, model, optimizer)
         _check_states(path, manifest, dense, model, optimizer)
         for entry in manifest["groups"]:
+            check_shapes(path, entry)
             check_unique(path, entry, owned)
         return manifest, dense
 

@@ -20,13 +20,17 @@ from typing import Any
 
 from cupyrec import __version__
 
-__all__ = ["new_folder", "read_manifest", "sync", "verify", "write_file", "write_manifest"]
+__all__ = [
+    "find_checkpoint", "new_folder", "read_manifest", "sync", "verify", "write_file",
+    "write_manifest",
+]  # fmt: skip
 
+_MARKS = ("manifest.json", "export.json")  # of what may be overwritten
 FORMAT = 3  # 2 had one shard of each group, and told neither its rows nor a group's tables
 
 
 @contextlib.contextmanager
-def new_folder(path: str | os.PathLike, where: str) -> Iterator[Path]:
+def new_folder(path: str | os.PathLike, where: str, *, overwrite: bool = False) -> Iterator[Path]:
     """Give a folder under a temporary name, which becomes `path` unless something is raised.
 
     Whoever writes a file in it must sync it.
@@ -37,6 +41,9 @@ def new_folder(path: str | os.PathLike, where: str) -> Iterator[Path]:
         A folder that doesn't exist yet.
     where : str
         Who asks, for errors.
+    overwrite : bool
+        Whether a checkpoint or export at `path` is replaced, once the new one is whole. If the
+        process is killed in that instant, the old one is beside it: .NAME.old.
 
     Raises
     ------
@@ -56,7 +63,13 @@ def new_folder(path: str | os.PathLike, where: str) -> Iterator[Path]:
     """
     path = Path(path)
     if path.exists() or path.is_symlink():
-        raise FileExistsError(f"{where}: '{path}' must not exist yet.")
+        if not overwrite:
+            raise FileExistsError(f"{where}: '{path}' must not exist yet.")
+        if path.is_symlink() or not any((path / name).is_file() for name in _MARKS):
+            raise FileExistsError(
+                f"{where}: '{path}' must be a checkpoint or an export to be overwritten, "
+                "got something else."
+            )
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
@@ -64,7 +77,14 @@ def new_folder(path: str | os.PathLike, where: str) -> Iterator[Path]:
     try:
         yield temporary
         sync(temporary)
-        temporary.rename(path)
+        if path.exists():  # overwritten
+            old = path.with_name(f".{path.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+            temporary.rename(path)
+            shutil.rmtree(old)
+        else:
+            temporary.rename(path)
         sync(path.parent)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -99,6 +119,20 @@ def write_manifest(folder: Path, values: dict[str, Any]) -> None:
     manifest = {"format": FORMAT, "cupyrec": __version__, **values}
     manifest["crc32"] = _crc32(manifest)
     write_file(folder / "manifest.json", json.dumps(manifest, indent=1).encode() + b"\n")
+
+
+def find_checkpoint(path: str | os.PathLike) -> Path:
+    """Return `path`, or if it is a run's folder its best checkpoint, else its last.
+
+    Examples
+    --------
+    >>> find_checkpoint("no/run").as_posix()
+    'no/run'
+    """
+    path = Path(path)
+    if not (path / "manifest.json").exists():
+        path = next((p for p in (path / "best", path / "last") if p.exists()), path)
+    return path
 
 
 def read_manifest(path: str | os.PathLike) -> dict[str, Any]:

@@ -18,23 +18,19 @@ from urllib.parse import quote
 
 import numpy as np
 
-from cupyrec import cpu
 from cupyrec.checkpoint_files import sync
 from cupyrec.embedding import Group, InitialVectors, Rows, StatePart, export_rows
 from cupyrec.ops.adam_history import AdamHistory
-from cupyrec.ops.hash_key import hash_key
 
 __all__ = [
-    "Keys", "ShardWriter", "catch_up_history", "check_unique", "divided", "piece", "read_keys",
-    "read_rows", "row_bytes", "served", "shard_name",
+    "Keys", "ShardWriter", "Wanted", "catch_up_history", "check_shapes", "divided", "piece",
+    "read_keys", "read_rows", "row_bytes", "rows_file", "served", "shard_name",
 ]  # fmt: skip
 
 Wanted = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (tables, ids) -> (N,) bool
 
 _BYTES = 32 << 20  # of a piece
 _ROWS = 1 << 16  # of a piece, too
-_KEYS = 1 << 25  # whose hashes are sorted at once
-_BLOCK = 4096  # keys hashed by one thread at a time
 
 
 class Keys(NamedTuple):
@@ -78,8 +74,15 @@ def _columns(entry: dict[str, Any]) -> dict[str, tuple[np.dtype, tuple[int, ...]
     }
 
 
-def _file(folder: Path, entry: dict[str, Any], shard: str, part: str) -> Path:
-    return folder / f"{quote(entry['name'], safe='')}.{shard}.{part}.npy"  # names may hold a slash
+def rows_file(folder: Path, entry: dict[str, Any], shard: str, part: str) -> Path:
+    """Return the file of a part, such as ``ids``, of one of a group's shards.
+
+    Examples
+    --------
+    >>> rows_file(Path("folder"), {"name": "a/b"}, "00000-of-00001", "ids").name
+    'a%2Fb.00000-of-00001.ids.npy'
+    """
+    return folder / f"{quote(entry['name'], safe='')}.{shard}.{part}.npy"
 
 
 def row_bytes(entry: dict[str, Any]) -> int:
@@ -156,7 +159,7 @@ class ShardWriter:
         self._left, self._paths, self._streams = rows, {}, {}
         with contextlib.ExitStack() as stack:
             for part, (dtype, shape) in _columns(entry).items():
-                path = self._paths[part] = _file(folder, entry, shard, part)
+                path = self._paths[part] = rows_file(folder, entry, shard, part)
                 self._streams[part] = stack.enter_context(open(path, "wb"))
                 self.files[path.name] = {"bytes": 0, "crc32": 0}
                 header = {"descr": dtype.str, "fortran_order": False, "shape": (rows, *shape)}
@@ -214,7 +217,7 @@ class _Reader:
     def _open(self, part: str) -> tuple[Any, int]:
         """A file, and where its numbers begin."""
         if part not in self._opened:
-            path = _file(self._folder, self._entry, self._shard["name"], part)
+            path = rows_file(self._folder, self._entry, self._shard["name"], part)
             stream = self._stack.enter_context(open(path, "rb"))
             dtype, shape = self._columns[part]
             wanted = (self._shard["rows"], *shape), False, dtype
@@ -244,11 +247,41 @@ class _Reader:
             )
         return rows
 
+    def check(self) -> None:
+        """Raise unless each part has its rows, and nothing behind them."""
+        for part, (dtype, shape) in self._columns.items():
+            stream, start = self._open(part)
+            end = start + self._shard["rows"] * dtype.itemsize * int(np.prod(shape))
+            if (got := stream.seek(0, io.SEEK_END)) != end:
+                raise ValueError(f"checkpoint: '{stream.name}' must end at {end}, got {got}.")
+
     def keys(self) -> Iterator[Keys]:
         rows = self._shard["rows"]
         for first in range(0, rows, piece(self._entry)):
             at = first, min(first + piece(self._entry), rows)
             yield Keys(self._shard["name"], first, self.read("tables", *at), self.read("ids", *at))
+
+
+def check_shapes(folder: Path, entry: dict[str, Any]) -> None:
+    """Raise unless the files of a group hold as many rows as its entry says, of such numbers.
+
+    Raises
+    ------
+    ValueError
+        A file is not what the manifest says; it is named.
+
+    Examples
+    --------
+    >>> check_shapes(Path("folder"), {"name": "g", "rows": 0, "shards": []})
+    """
+    if (total := sum(shard["rows"] for shard in entry["shards"])) != entry["rows"]:
+        raise ValueError(
+            f"checkpoint: shards of '{entry['name']}' in '{folder}' must have {entry['rows']} "
+            f"rows together, got {total}."
+        )
+    for shard in entry["shards"]:
+        with _Reader(folder, entry, shard) as reader:
+            reader.check()
 
 
 def read_keys(folder: Path, entry: dict[str, Any]) -> Iterator[Keys]:
@@ -343,75 +376,3 @@ def served(entry: dict[str, Any], history: AdamHistory | None, rows: Rows) -> Ro
         former.store.import_rows(rows)
         rows = export_rows(former, 0, len(rows.ids))
     return rows._replace(states={})
-
-
-@cpu.exact_loop
-def _hash(tables, ids, out):
-    for i in range(ids.size):
-        out[i] = hash_key(tables[i], ids[i])
-
-
-def _hashes(keys: Keys) -> np.ndarray:
-    out = np.empty(len(keys.ids), np.uint64)
-    cpu.parallel(lambda i, j: _hash(keys.tables[i:j], keys.ids[i:j], out[i:j]), len(out), _BLOCK)
-    return out
-
-
-def check_unique(folder: Path, entry: dict[str, Any], wanted: Wanted | None = None) -> None:
-    """Raise unless each key of a group is in its shards once.
-
-    Hashes of 64 bits are sorted, 33 million at a time: keys whose hashes differ, differ.
-
-    Parameters
-    ----------
-    folder, entry, wanted
-        See `read_rows`.
-
-    Raises
-    ------
-    ValueError
-        A key is there twice; both places are named.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> entry = {"name": "g", "width": 1, "state": []}
-    >>> rows = Rows(np.zeros(1, np.uint32), np.array([7]), np.ones((1, 1), np.float32), {})
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for i in range(2):
-    ...         with ShardWriter(Path(folder), entry, shard_name(i, 2), 1) as writer:
-    ...             writer.write(rows)
-    ...     check_unique(Path(folder), divided(entry, [1, 1]))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    ValueError: checkpoint: id 7 of table 0 must be there once, got it in row 0 of ...
-    """
-    passes = -(-sum(shard["rows"] for shard in entry["shards"]) // _KEYS)
-    for number in range(passes):
-        chosen = [np.empty(0, np.uint64)]
-        for keys in read_keys(folder, entry):
-            hashes = _hashes(keys)
-            if wanted is not None:
-                hashes = hashes[wanted(keys.tables, keys.ids)]
-            chosen.append(hashes if passes == 1 else hashes[hashes % np.uint64(passes) == number])
-        hashes = np.concatenate(chosen)
-        del chosen
-        hashes.sort()
-        twice = hashes[1:][hashes[1:] == hashes[:-1]]
-        for first in range(0, len(twice), 1000):
-            _refuse_twice(folder, entry, twice[first : first + 1000])
-
-
-def _refuse_twice(folder: Path, entry: dict[str, Any], hashes: np.ndarray) -> None:
-    """Raise for the first key of these hashes that is there twice; two keys may share a hash."""
-    seen: dict[tuple[int, int], str] = {}
-    for keys in read_keys(folder, entry):
-        for i in np.flatnonzero(np.isin(_hashes(keys), hashes)):
-            key = int(keys.tables[i]), int(keys.ids[i])
-            place = f"row {keys.first + i} of '{_file(folder, entry, keys.shard, 'ids')}'"
-            if key in seen:
-                raise ValueError(
-                    f"checkpoint: id {key[1]} of table {key[0]} must be there once, "
-                    f"got it in {seen[key]} and in {place}."
-                )
-            seen[key] = place

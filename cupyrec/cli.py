@@ -1,4 +1,6 @@
-"""The command ``cupyrec``: arguments, exit codes. Each subcommand's work stands in `commands`.
+"""The command ``cupyrec``: arguments, exit codes.
+
+The work of subcommands stands in `commands` and `checkpoint_commands`.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
@@ -38,9 +40,12 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError(
                 f"the launcher must start one rank in version {cupyrec.__version__}, got {ranks}."
             )
-        from cupyrec import commands
+        if options.command == "checkpoint":
+            from cupyrec import checkpoint_commands as commands
+        else:
+            from cupyrec import commands
 
-        getattr(commands, options.run)(options)
+        return getattr(commands, options.run)(options) or 0
     except UsageError as error:
         return _fail(error, 2)
     except KeyboardInterrupt as error:
@@ -57,7 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
     ) as error:  # fmt: skip
         logging.getLogger("cupyrec").debug("", exc_info=error)
         return _fail(error, 1)
-    return 0
 
 
 def _fail(error: object, code: int) -> int:
@@ -87,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--output", required=True, metavar="F.{npy,parquet,csv}")
             command.add_argument("--overwrite", action="store_true", help="replace the output")
     _add_data(commands.add_parser("data", help="make click logs"))
+    _add_checkpoint(commands.add_parser("checkpoint", help="look into checkpoints, rewrite them"))
     return parser
 
 
@@ -136,6 +141,22 @@ def _add_data(command: argparse.ArgumentParser) -> None:
     synthetic.add_argument("--ids-per-table", type=_positive, default=100_000, metavar="N")
     synthetic.add_argument("--zipf", type=float, default=1.2, metavar="S", help="exponent of ids")
     synthetic.add_argument("--missing", type=float, default=0.1, metavar="P", help="share left out")
+
+
+def _add_checkpoint(command: argparse.ArgumentParser) -> None:
+    kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for name, about in [
+        ("inspect", "what is in it: model, tables, shards, optimizer, progress"),
+        ("verify", "whether every file is whole and every id there once"),
+        ("reshard", "write it anew in another number of shards"),
+    ]:
+        kind = kinds.add_parser(name, help=about)
+        kind.set_defaults(run=name)
+        kind.add_argument("checkpoint", metavar="CKPT", help="checkpoint, or a run's folder")
+        if name == "reshard":
+            kind.add_argument("out", metavar="OUT", help="folder of the new one")
+            kind.add_argument("--shards", type=_positive, required=True, metavar="N")
+            kind.add_argument("--overwrite", action="store_true", help="replace the one in OUT")
 
 
 def _positive(text: str) -> int:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 import cupyrec
-from cupyrec import arrays, checkpoint, config, errors, optim, training
+from cupyrec import arrays, checkpoint, checkpoint_files, config, errors, optim, training
 from cupyrec.cli import UsageError
 from cupyrec.data import TSV, Schema, criteo_schema
 from cupyrec.data.movielens import write_movielens_100k
@@ -318,9 +318,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _load(options: argparse.Namespace, *, labels: bool) -> tuple[cupyrec.nn.Module, TSV]:
     """Build the model of a checkpoint, or of a run's best or last, and open the data."""
-    path = Path(options.checkpoint)
-    if not (path / "manifest.json").exists():
-        path = next((p for p in (path / "best", path / "last") if p.exists()), path)
+    path = checkpoint_files.find_checkpoint(options.checkpoint)
     configuration = _config(path)
     schema = Schema.from_dict(configuration["schema"])
     model = _build_model(configuration["settings"], schema, options.device)

@@ -25,9 +25,9 @@ LAYERS = (
     "errors < cpu < cublaslt_library nvrtc < sim < arrays"
     " < huge_pages random kernel scratch cublaslt"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
-    " < checkpoint checkpoint_files checkpoint_shards config data interruption metrics progress"
-    " run_folder testing training < cupyrec"
-    " < cli commands __main__"
+    " < checkpoint checkpoint_checks checkpoint_files checkpoint_reshard checkpoint_shards"
+    " config data interruption metrics progress run_folder testing training < cupyrec"
+    " < checkpoint_commands cli commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
 READS_ONLY = {"data": {"errors", "cpu", "arrays", "data"}}
@@ -42,6 +42,7 @@ IN_ONE_PLACE = {
     "nvrtc": {"cuda", "cupy"},
     "parallel": {"mpi4py"},
 }
+COMMANDS = {"cupyrec.cli", "cupyrec.commands", "cupyrec.checkpoint_commands"}
 LOOPS = {"loop", "exact_loop", "cpu.loop", "cpu.exact_loop", "cpu.exact_inline"}
 OPTIONAL = {"cuda", "cupy", "matplotlib", "mpi4py", "sklearn", "torch"}
 
@@ -224,9 +225,7 @@ def output(module: str, tree: ast.Module) -> list[str]:
     """The library logs to "cupyrec" and never prints; the CLI writes its results."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     names = [ast.unparse(call.func) for call in calls]
-    prints = [
-        n for n in names if n == "print" and module not in {"cupyrec.cli", "cupyrec.commands"}
-    ]
+    prints = [n for n in names if n == "print" and module not in COMMANDS]
     loggers = [ast.unparse(c) for c in calls if ast.unparse(c.func).endswith("getLogger")]
     return prints + [text for text in loggers if text != "logging.getLogger('cupyrec')"]
 

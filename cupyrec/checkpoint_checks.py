@@ -1,0 +1,119 @@
+"""What must hold for a checkpoint: whole files, rows as many as it says, and each key once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupyrec import cpu
+from cupyrec.checkpoint_files import verify
+from cupyrec.checkpoint_shards import Keys, Wanted, check_shapes, read_keys, rows_file
+from cupyrec.ops.hash_key import hash_key
+
+__all__ = ["check", "check_unique"]
+
+_KEYS = 1 << 25  # whose hashes are sorted at once
+_BLOCK = 4096  # keys hashed by one thread at a time
+
+
+def check(path: str | os.PathLike) -> dict[str, Any]:
+    """Check all there is to check about a checkpoint; return its manifest.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As `cupyrec.checkpoint.verify`; a file holds other rows than the manifest says; or a key is
+        there twice.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from cupyrec import checkpoint
+    >>> from cupyrec.models import DLRM
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpoint.save(folder + "/checkpoint", DLRM(2, 3))
+    ...     check(folder + "/checkpoint")["model"]
+    'DLRM'
+    """
+    manifest = verify(path)
+    for entry in manifest["groups"]:
+        check_shapes(Path(path), entry)
+        check_unique(Path(path), entry)
+    return manifest
+
+
+@cpu.exact_loop
+def _hash(tables, ids, out):
+    for i in range(ids.size):
+        out[i] = hash_key(tables[i], ids[i])
+
+
+def _hashes(keys: Keys) -> np.ndarray:
+    out = np.empty(len(keys.ids), np.uint64)
+    cpu.parallel(lambda i, j: _hash(keys.tables[i:j], keys.ids[i:j], out[i:j]), len(out), _BLOCK)
+    return out
+
+
+def check_unique(folder: Path, entry: dict[str, Any], wanted: Wanted | None = None) -> None:
+    """Raise unless each key of a group is in its shards once.
+
+    Hashes of 64 bits are sorted, 33 million at a time: keys whose hashes differ, differ.
+
+    Parameters
+    ----------
+    folder, entry, wanted
+        See `read_rows`.
+
+    Raises
+    ------
+    ValueError
+        A key is there twice; both places are named.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from cupyrec.checkpoint_shards import ShardWriter, divided, shard_name
+    >>> from cupyrec.embedding import Rows
+    >>> entry = {"name": "g", "width": 1, "state": []}
+    >>> rows = Rows(np.zeros(1, np.uint32), np.array([7]), np.ones((1, 1), np.float32), {})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for i in range(2):
+    ...         with ShardWriter(Path(folder), entry, shard_name(i, 2), 1) as writer:
+    ...             writer.write(rows)
+    ...     check_unique(Path(folder), divided(entry, [1, 1]))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: checkpoint: id 7 of table 0 must be there once, got it in row 0 of ...
+    """
+    passes = -(-sum(shard["rows"] for shard in entry["shards"]) // _KEYS)
+    for number in range(passes):
+        chosen = [np.empty(0, np.uint64)]
+        for keys in read_keys(folder, entry):
+            hashes = _hashes(keys)
+            if wanted is not None:
+                hashes = hashes[wanted(keys.tables, keys.ids)]
+            chosen.append(hashes if passes == 1 else hashes[hashes % np.uint64(passes) == number])
+        hashes = np.concatenate(chosen)
+        del chosen
+        hashes.sort()
+        twice = hashes[1:][hashes[1:] == hashes[:-1]]
+        for first in range(0, len(twice), 1000):
+            _refuse_twice(folder, entry, twice[first : first + 1000])
+
+
+def _refuse_twice(folder: Path, entry: dict[str, Any], hashes: np.ndarray) -> None:
+    """Raise for the first key of these hashes that is there twice; two keys may share a hash."""
+    seen: dict[tuple[int, int], str] = {}
+    for keys in read_keys(folder, entry):
+        for i in np.flatnonzero(np.isin(_hashes(keys), hashes)):
+            key = int(keys.tables[i]), int(keys.ids[i])
+            place = f"row {keys.first + i} of '{rows_file(folder, entry, keys.shard, 'ids')}'"
+            if key in seen:
+                raise ValueError(
+                    f"checkpoint: id {key[1]} of table {key[0]} must be there once, "
+                    f"got it in {seen[key]} and in {place}."
+                )
+            seen[key] = place

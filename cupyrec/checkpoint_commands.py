@@ -1,0 +1,135 @@
+"""What ``cupyrec checkpoint`` does: text on stderr, a JSON line on stdout.
+
+CKPT is a checkpoint's folder, or a run's, whose best checkpoint is meant, else its last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+
+from cupyrec import checkpoint_checks, checkpoint_reshard
+from cupyrec.checkpoint_files import find_checkpoint, read_manifest
+from cupyrec.checkpoint_shards import read_keys, row_bytes
+from cupyrec.cli import UsageError
+from cupyrec.run_folder import json_line
+
+__all__ = ["inspect", "reshard", "verify"]
+
+logger = logging.getLogger("cupyrec")
+
+
+def inspect(options: argparse.Namespace) -> None:
+    """Tell what is in a checkpoint: its model, tables, shards, optimizer and progress."""
+    path = find_checkpoint(options.checkpoint)
+    manifest = read_manifest(path)
+    groups = [_group(path, entry) for entry in manifest["groups"]]
+    told = {
+        "checkpoint": str(path),
+        **{key: manifest[key] for key in ("format", "cupyrec", "model", "optimizer", "progress")},
+        "parameters": _parameters(path),
+        "files": len(manifest["files"]),
+        "bytes": sum(file["bytes"] for file in manifest["files"].values()),
+        "groups": groups,
+        "config": manifest["config"],
+    }
+    logger.info(
+        "%s: %s, format %d, written by cupyrec %s", path, told["model"], told["format"],
+        told["cupyrec"],
+    )  # fmt: skip
+    sizes = told["files"], told["bytes"], told["parameters"]
+    logger.info("%d files, %d bytes; %d parameters", *sizes)
+    logger.info("config %s", told["config"])
+    logger.info("optimizer %s", told["optimizer"])
+    logger.info("progress %s", told["progress"])
+    for group in groups:
+        logger.info(
+            "%s: width %d, %s, state %s, shards of %s rows", group["name"], group["width"],
+            group["dtype"], ", ".join(group["state"]) or "none", group["shards"],
+        )  # fmt: skip
+        logger.info("%10s %14s %16s", "table", "ids", "bytes")
+        for table, numbers in group["tables"].items():
+            logger.info("%10s %14d %16d", table, numbers["ids"], numbers["bytes"])
+    _print(told)
+
+
+def _group(path: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    ids = Counter(dict.fromkeys(entry["tables"] or (), 0))
+    for keys in read_keys(path, entry):
+        tables, counts = np.unique(keys.tables, return_counts=True)
+        ids.update(dict(zip(tables.tolist(), counts.tolist(), strict=True)))
+    size = row_bytes(entry)
+    return {
+        "name": entry["name"],
+        "width": entry["width"],
+        "dtype": entry["dtype"],
+        "state": [name for name, *_ in entry["state"]],
+        "rows": entry["rows"],
+        "bytes": entry["rows"] * size,
+        "shards": [shard["rows"] for shard in entry["shards"]],
+        "tables": {str(t): {"ids": ids[t], "bytes": ids[t] * size} for t in sorted(ids)},
+    }
+
+
+def _parameters(path: Path) -> int:
+    with safe_open(path / "dense.safetensors", "numpy") as dense:
+        return sum(
+            int(np.prod(dense.get_slice(name).get_shape()))
+            for name in dense.keys()
+            if name.startswith("parameter/")
+        )
+
+
+def verify(options: argparse.Namespace) -> None:
+    """Check every file, every number of rows, and that each key is there once."""
+    start = time.perf_counter()
+    path = find_checkpoint(options.checkpoint)
+    manifest = checkpoint_checks.check(path)
+    _print(
+        {
+            "checkpoint": str(path),
+            "files": len(manifest["files"]),
+            "bytes": sum(file["bytes"] for file in manifest["files"].values()),
+            "rows": sum(entry["rows"] for entry in manifest["groups"]),
+            "seconds": time.perf_counter() - start,
+        }
+    )
+
+
+def reshard(options: argparse.Namespace) -> None:
+    """Write a checkpoint anew in another number of shards."""
+    _write(
+        options,
+        lambda path: checkpoint_reshard.reshard(
+            path, options.out, options.shards, overwrite=options.overwrite
+        ),
+    )
+
+
+def _write(options: argparse.Namespace, work: Callable[[Path], Any]) -> None:
+    """Let `work` write something from a checkpoint to --out, and tell what lies there."""
+    start, out = time.perf_counter(), Path(options.out)
+    if out.exists() and not options.overwrite:
+        raise UsageError(f"checkpoint: '{out}' must not exist without --overwrite.")
+    work(find_checkpoint(options.checkpoint))
+    sizes = [file.stat().st_size for file in out.iterdir()]
+    _print(
+        {
+            "out": str(out),
+            "files": len(sizes),
+            "bytes": sum(sizes),
+            "seconds": time.perf_counter() - start,
+        }
+    )
+
+
+def _print(result: dict[str, Any]) -> None:
+    print(json_line(result), flush=True)  # a closed pipe shows here, not at the interpreter's end

@@ -1,0 +1,100 @@
+import json
+
+import numpy as np
+import pytest
+import trial
+from oracle import sentence  # noqa: F401
+from test_checkpoint import IDS, dlrm, trained
+
+from cupyrec import checkpoint, optim
+
+
+def run(capsys, *arguments, code=0):
+    """Run ``cupyrec checkpoint``; return the JSON line and what was said on stderr."""
+    assert trial.command("checkpoint", *arguments) == code
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    return json.loads(lines[-1]) if lines else None, captured.err
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model, optimizer = trained(optim.Adagrad)
+    checkpoint.save(tmp_path / "c", model, optimizer, config={"seed": 1}, progress={"step": 3})
+    return tmp_path / "c"
+
+
+def test_inspect(saved, capsys, caplog):
+    told, _ = run(capsys, "inspect", saved)
+    parameters = sum(np.size(a) for a in dlrm().state_dict().values())
+    assert told | {"bytes": 0} == {
+        "checkpoint": str(saved), "format": 3, "cupyrec": told["cupyrec"], "model": "DLRM",
+        "optimizer": {"class": "Adagrad", "t": 3, "schedule": None, "scaler": None},
+        "progress": {"step": 3}, "parameters": parameters, "files": 5, "bytes": 0,
+        "groups": [
+            {
+                "name": "embedding.groups.3", "width": 3, "dtype": "float32", "state": ["sum"],
+                "rows": 12, "bytes": 12 * 36, "shards": [12],
+                "tables": {t: {"ids": 6, "bytes": 6 * 36} for t in ("0", "1")},
+            }
+        ],
+        "config": {"seed": 1},
+    }  # fmt: skip
+    files = trial.files(saved)
+    assert told["bytes"] == sum(len(f) for name, f in files.items() if name != "manifest.json")
+    said = caplog.text
+    for text in ("DLRM, format 3", f"{parameters} parameters", "'seed': 1", "'step': 3"):
+        assert text in said
+    assert f"{'1':>10} {6:14} {216:16}" in said
+
+
+def test_tables_without_rows_are_shown(tmp_path, capsys):
+    checkpoint.save(tmp_path / "c", dlrm())
+    told, _ = run(capsys, "inspect", tmp_path / "c")
+    nothing = {"ids": 0, "bytes": 0}
+    assert told["groups"][0]["tables"] == {"0": nothing, "1": nothing}
+
+
+def test_verify(saved, capsys):
+    told, _ = run(capsys, "verify", saved)
+    assert (told["files"], told["rows"]) == (5, 12)
+    file = saved / "embedding.groups.3.00000-of-00001.ids.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:-8])
+    told, said = run(capsys, "verify", saved, code=1)
+    size = len(content)
+    text = f"cupyrec: checkpoint: '{file}' must have {size} bytes, got {size - 8}.\n"
+    assert (told, said) == (None, text)
+
+
+def test_a_runs_folder_is_its_best_or_last(saved, capsys, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "last").symlink_to("../c")
+    assert run(capsys, "verify", tmp_path / "run")[0]["checkpoint"].endswith("run/last")
+    _, said = run(capsys, "verify", tmp_path, code=1)
+    assert said.startswith(f"cupyrec: checkpoint: '{tmp_path}' must be a checkpoint folder, got no")
+
+
+def test_reshard(saved, capsys, tmp_path):
+    told, _ = run(capsys, "reshard", saved, tmp_path / "d", "--shards", 4)
+    files = trial.files(tmp_path / "d")
+    assert (told["files"], told["bytes"]) == (18, sum(map(len, files.values())))
+    fresh = dlrm()
+    again = optim.Adagrad(fresh.parameters(), 0.1)
+    manifest = checkpoint.load(tmp_path / "d", fresh, again)
+    assert len(manifest["groups"][0]["shards"]) == 4
+    assert sorted(fresh.embedding.export_table(1)[0]) == sorted(IDS)
+    told, said = run(capsys, "reshard", saved, tmp_path / "d", "--shards", 2, code=2)
+    text = f"cupyrec: checkpoint: '{tmp_path / 'd'}' must not exist without --overwrite.\n"
+    assert (told, said) == (None, text)
+    assert trial.files(tmp_path / "d") == files
+    run(capsys, "reshard", saved, tmp_path / "d", "--shards", 2, "--overwrite")
+    assert len(trial.files(tmp_path / "d")) == 10
+    _, said = run(capsys, "reshard", saved, tmp_path / "e", "--shards", 0, code=2)
+    assert "must be an integer of at least 1, got '0'" in said
+
+
+def test_help(capsys):
+    for words in ([], ["inspect"], ["verify"], ["reshard"]):
+        assert trial.command("checkpoint", *words, "--help") == 0
+    assert capsys.readouterr().out.count("usage: cupyrec checkpoint") == 4
