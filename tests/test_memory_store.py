@@ -1,4 +1,5 @@
 import copy
+import weakref
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from oracle import sentence
 
 from cupyrec.embedding import MemoryStore, Rows, StatePart, memory_store
-from cupyrec.ops.embedding_rows import gather_rows
+from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, FLOAT32, gather_rows
 from cupyrec.ops.sgd import sgd_rows
 
 ENDS = [-(2**63), -1, 0, 1, 2**63 - 1]
@@ -134,6 +135,69 @@ def test_set_state_starts_all_state_anew(small_chunks):
     store.set_state(())
     assert store.export_rows(0, 9).states == {}
     np.testing.assert_array_equal(store.find(before.tables, before.ids), np.arange(9))
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+def test_the_first_chunk_doubles_until_it_is_full(step, monkeypatch):
+    monkeypatch.setattr(memory_store, "_CHUNK_BYTES", 512)  # 16 rows of 8 floats
+    store, sizes = MemoryStore(3), []
+    store.set_state(STATE)
+    for first in range(0, 42, step):
+        tables, ids = np.zeros(step, np.uint32), np.arange(first, first + step)
+        store.find_or_insert(tables, ids, numbered(3))
+        sizes.append([len(chunk) for chunk in store._chunks])
+        length = len(store)
+        assert sum(sizes[-1]) < 2 * length if length <= 16 else set(sizes[-1]) == {16}
+    assert len(sizes[-1]) == 3
+    rows = store.export_rows(0, 42)
+    np.testing.assert_array_equal(rows.ids, np.arange(42))
+    np.testing.assert_array_equal(rows.vectors, numbered(3)(rows.tables, rows.ids))
+    np.testing.assert_array_equal(rows.states["sum"], np.full((42, 3), 0.5))
+
+
+@pytest.mark.parametrize("value", [FLOAT32, FLOAT16, BFLOAT16])
+def test_set_state_lets_each_chunk_go_once_its_rows_are_moved(small_chunks, monkeypatch, value):
+    store = MemoryStore(3, value=value)
+    store.find_or_insert(np.zeros(30, np.uint32), np.arange(30), numbered(3))
+    before, index = store.export_rows(0, 30), store._index
+    former = [weakref.ref(chunk) for chunk in store._chunks]
+    alive, fill = [], MemoryStore._fill
+
+    def watched(*arguments):
+        alive.append(sum(chunk() is not None for chunk in former))
+        fill(*arguments)
+
+    monkeypatch.setattr(MemoryStore, "_fill", watched)
+    store.set_state(STATE)
+    assert len(former) > 3
+    assert alive == list(range(len(former), 0, -1))
+    assert store._index is index  # no key is inserted anew
+    after = store.export_rows(0, 30)
+    np.testing.assert_array_equal(after.vectors, before.vectors)
+    np.testing.assert_array_equal(after.states["sum"], np.full((30, 3), 0.5))
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupted_set_state_loses_no_vector(small_chunks, monkeypatch, turn, late):
+    store = MemoryStore(3)
+    store.find_or_insert(np.zeros(20, np.uint32), np.arange(20), numbered(3))
+    before, turns, fill = store.export_rows(0, 20), iter(range(100)), MemoryStore._fill
+
+    def interrupted(*arguments):
+        now = next(turns)
+        if now != turn or late:
+            fill(*arguments)
+        if now == turn:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(MemoryStore, "_fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.set_state(STATE)
+    after = store.export_rows(0, 20)
+    np.testing.assert_array_equal(after.ids, before.ids)
+    np.testing.assert_array_equal(after.vectors, before.vectors)
+    np.testing.assert_array_equal(after.states["more"], np.full((20, 1), -1))
 
 
 def test_exports_are_copies():

@@ -166,3 +166,26 @@ def test_thread_order(xp):
         return [xp.asarray(a) for a in (rows, *exported[:3], *exported.states.values())]
 
     oracle.check_thread_order(xp, call)
+
+
+@pytest.mark.parametrize("width", [3, 4, 9])
+def test_another_state_on_a_device(xp, width):
+    made = stores(xp, width, STATE[1:])
+    ids = np.arange(21)
+    for store in made:
+        insert(store, np.zeros(21, np.uint32), ids)
+        store.set_state(STATE)
+    check_alike(*made)
+    insert(made[0], np.ones(9, np.uint32), ids[:9])
+    insert(made[1], np.ones(9, np.uint32), ids[:9])
+    check_alike(*made)
+
+
+def test_bytes_of_a_device_are_those_of_its_chunks(xp, monkeypatch):
+    monkeypatch.setattr(memory_store, "_CHUNK_BYTES", 512)  # 16 rows
+    store = MemoryStore(3, xp)
+    store.set_state(STATE)
+    for length, rows in [(1, 1), (5, 8), (16, 16), (17, 32), (40, 48)]:
+        ids = np.arange(len(store), length)
+        insert(store, np.zeros(ids.size, np.uint32), ids)
+        assert store.nbytes == store._index.nbytes + 32 * rows

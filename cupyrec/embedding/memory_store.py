@@ -31,6 +31,9 @@ _ROWS = 1 << 16  # rows moved at a time
 class MemoryStore(Store):
     """Rows in the memory of one device; it grows by a chunk at a time and without limit.
 
+    The first chunk doubles until it is as large as the others, so that many small stores need
+    little. Full chunks never move.
+
     Parameters
     ----------
     width : int
@@ -82,7 +85,13 @@ class MemoryStore(Store):
 
     @property
     def nbytes(self) -> int:
-        return self._index.nbytes + len(self) * self.row_bytes
+        """Bytes of keys and rows; on a device with those that wait for more rows.
+
+        On the CPU these are addresses only, until they are written to.
+        """
+        if self.xp is np:
+            return self._index.nbytes + len(self) * self.row_bytes
+        return self._index.nbytes + sum(chunk.nbytes for chunk in self._chunks)
 
     def find(self, tables: Any, ids: Any) -> Any:
         return self._index.find(tables, ids)
@@ -118,19 +127,44 @@ class MemoryStore(Store):
         return self._index.keys(first, stop)
 
     def set_state(self, state: tuple[StatePart, ...]) -> None:
-        self._rebuild(state, self.xp, keep_state=False)
+        other = MemoryStore(self.width, self.xp, self.value)
+        other._lay_out(state, self.xp)
+        other._reserve(len(self))  # on the CPU addresses only: see `nbytes`
+        other._index = self._index  # keys keep their rows
+        chunks, size = self._chunks, 1 << self._memory.k
+        vars(self).update(vars(other))
+        initial = self._initial_state(1, {})
+
+        def move() -> None:
+            """Move what is left to move; a chunk whose rows have gone is let go."""
+            for c, chunk in enumerate(chunks):
+                if chunk is not None:
+                    self._fill(c * size, min((c + 1) * size, len(self)), chunk, initial)
+                    chunks[c] = None
+
+        try:
+            move()
+        except BaseException:
+            move()  # Ctrl-C: else vectors would be lost
+            raise
+
+    def _fill(self, first: int, stop: int, former: Any, state: Any) -> None:
+        """Write rows with the vectors of a chunk of another layout, and this state (1, words)."""
+        size, at = 1 << self._memory.k, vector_words(self.width, self.value)
+        for c in range(first // size, blocks(stop, size)):
+            i, j = max(first, c * size), min(stop, (c + 1) * size)
+            rows = self._chunks[c][i - c * size : j - c * size]
+            rows[:, :at] = former[i - first : j - first, :at]
+            rows[:, at : at + state.shape[1]] = state
+            rows[:, at + state.shape[1] :] = 0
 
     def to(self, xp: ModuleType) -> None:
-        if xp is not self.xp:
-            self._rebuild(self.state, xp, keep_state=True)
-
-    def _rebuild(self, state: tuple[StatePart, ...], xp: ModuleType, keep_state: bool) -> None:
+        if xp is self.xp:
+            return
         other = MemoryStore(self.width, xp, self.value)
-        other._lay_out(state, xp)
+        other._lay_out(self.state, xp)
         for first in range(0, len(self), _ROWS):
-            rows = self._copies(first, min(first + _ROWS, len(self)))
-            rows = rows if keep_state else rows._replace(states={})
-            other.import_rows(rows if xp is self.xp else _on_host(rows))
+            other.import_rows(self.export_rows(first, min(first + _ROWS, len(self))))
         vars(self).update(vars(other))
 
     def export_rows(self, first: int, stop: int) -> Rows:
@@ -181,23 +215,36 @@ class MemoryStore(Store):
         self, first: int, tables: Any, ids: Any, vectors: Any, states: dict[str, Any]
     ) -> None:
         """Write new rows from number `first` on, into new chunks where the old ones are full."""
-        xp, n, size = self.xp, len(vectors), 1 << self._memory.k
-        known, empty = len(self._chunks), arrays.pages if xp is np else xp.empty
-        missing = range(known, blocks(first + n, size))
-        if missing:  # all or, where memory runs short, none
-            self._chunks += [empty((size, self._memory.stride), np.float32) for _ in missing]
-            self._locate(known)
-        lines = n if states else 1  # one line is every row's
-        words = [xp.empty((lines, 0), np.float32)]
-        for part in self.state:
-            given = states.get(part.name)
-            if given is None:
-                given = xp.full((lines, part.columns), part.initial, part.dtype)
-            words.append(xp.ascontiguousarray(given).view(np.float32))
+        self._reserve(first + len(vectors))
+        words = self._initial_state(len(vectors) if states else 1, states)
         # Vectors that 16 bits hold, as they come from a group or a checkpoint, stay as they are;
         # others are rounded as if in step 0.
         rounding = None if self.value == FLOAT32 else Rounding(tables, ids, seed=0, step=0)
-        write_rows(self._memory, first, vectors, xp.concatenate(words, axis=1), rounding)
+        write_rows(self._memory, first, vectors, words, rounding)
+
+    def _initial_state(self, lines: int, given: dict[str, Any]) -> Any:
+        """State (lines, words) as float32: what is given, else initial values."""
+        xp = self.xp
+        words = [xp.empty((lines, 0), np.float32)]
+        for part in self.state:
+            values = given.get(part.name)
+            if values is None:
+                values = xp.full((lines, part.columns), part.initial, part.dtype)
+            words.append(xp.ascontiguousarray(values).view(np.float32))
+        return xp.concatenate(words, axis=1)
+
+    def _reserve(self, count: int) -> None:
+        """Make room for `count` rows: all of it or, where memory runs short, none."""
+        rows = min(1 << self._memory.k, 1 << (count - 1).bit_length())  # of each chunk
+        grows = bool(self._chunks) and len(self._chunks[0]) < rows  # the first, and only, one
+        known = 0 if grows else len(self._chunks)
+        empty, shape = arrays.pages if self.xp is np else self.xp.empty, (rows, self._memory.stride)
+        made = [empty(shape, np.float32) for _ in range(known, blocks(count, rows))]
+        if grows:
+            made[0][: len(self._chunks[0])] = self._chunks[0]
+        if made:
+            self._chunks[known:] = made
+            self._locate(known)
 
     def _locate(self, first: int) -> None:
         """Tell loops and kernels where the chunks from number `first` on lie.
