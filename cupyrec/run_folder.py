@@ -177,7 +177,9 @@ class RunFolder:
 
     def _remove_checkpoints(self, keep: Iterable[Path]) -> None:
         """Remove all checkpoints but those to keep, and what killed processes left of others."""
-        for pattern in ("step-*", ".step-*.tmp"):
-            for entry in (self.path / "checkpoints").glob(pattern):
-                if entry.resolve() not in keep:
-                    shutil.rmtree(entry)
+        folder = self.path / "checkpoints"
+        for entry in folder.glob(".step-*.tmp"):
+            shutil.rmtree(entry)
+        for entry in folder.glob("step-*"):
+            if entry.resolve() not in keep:  # killed meanwhile, half of one is none by its name
+                shutil.rmtree(entry.rename(entry.with_name(f".{entry.name}.tmp")))

@@ -167,6 +167,8 @@ def test_killed_at_every_turn_of_a_save(tmp_path):
     turns = sorted(map(int, (p.name for p in tmp_path.iterdir())))
     for turn in turns[1:]:
         run = RunFolder(tmp_path / str(turn), resume=True)
+        for folder in (run.path / "checkpoints").glob("step-*"):
+            checkpoint.verify(folder)  # none is half written or half removed
         for link in (run.last, run.best):
             manifest = checkpoint.load(link, model, optimizer)
             assert (manifest["progress"]["step"] == 3) == (model.top.biases[0].data[0] == 3)
