@@ -3,7 +3,8 @@
 import numpy as np
 import oracle
 import pytest
-from test_fused_mlp import flat, parameters, small, truth
+from test_fused_mlp import flat, small, truth
+from test_fused_mlp_kernels import DROPOUTS, data, launched, odd
 
 from cupyrec import Tensor, arrays, fused_mlp, nn
 from cupyrec.nn import EmbeddingMLP, MultiTableEmbedding
@@ -12,7 +13,6 @@ from cupyrec.ops.relu_dropout import Dropout
 f32 = np.float32
 HALVES = [dtype.name for dtype in arrays.HALVES]
 SHAPES = oracle.covering((0, 1, 3, 17, 127), (1, 8, 13), (1, 10, 16), (1, 3, 8))
-DROPOUTS = [Dropout(0.5, 7, 11, 0), Dropout(0.0), Dropout(0.75, 2**40, 11, 2)]
 
 
 def run(xp, x, weights, biases, dy, amp, **options):
@@ -26,16 +26,6 @@ def run(xp, x, weights, biases, dy, amp, **options):
     assert [p.grad.dtype for p in both] == [f32] * len(both)
     assert x.grad.dtype == x.dtype
     return [arrays.to_host(a).astype(f32) for a in (y.data, x.grad, *(p.grad for p in both))]
-
-
-def data(make, rows, sizes):
-    x, dy = make((rows, sizes[0]), f32, seed=8), make((rows, sizes[-1]), f32, seed=9)
-    return x, *parameters(sizes, make), dy
-
-
-def odd(shape, dtype, seed):
-    """No sum is 0, where cublasLt's mask may be what it likes."""
-    return 2 * small(shape, dtype, seed) + dtype(len(shape) == 1)
 
 
 @pytest.mark.parametrize("amp", HALVES)
@@ -152,20 +142,8 @@ def test_a_gradient_that_overflows_is_infinite(np_or_xp):
 @pytest.mark.parametrize(("width", "last"), [(5, "cast_rows"), (1, "single_output_backward")])
 def test_launches(sim, width, last):
     """Two casts forward; a matmul, or two, a layer; but one kernel does all of a single output."""
-    x, weights, biases, dy = data(oracle.normals, 33, (13, 64, 128, width))
-    x, dy, *both = (sim.asarray(a) for a in (x, dy, *weights, *biases))
-    tensors = [Tensor(a, requires_grad=True) for a in (x, *both)]
-    for _ in range(3):
-        with sim.record() as seen:
-            y = fused_mlp(
-                tensors[0], tensors[1:4], tensors[4:],
-                dropouts=DROPOUTS, linear_output=True, amp="float16",
-            )  # fmt: skip
-            forward = [launch.name for launch in seen.launches]
-            y._node.backward(dy)
-            backward = [launch.name for launch in seen.launches[len(forward) :]]
-            del y
-    assert (seen.syncs, seen.allocations) == (0, 0)
+    sizes = (13, 64, 128, width)
+    forward, backward = launched(sim, sizes, linear_output=True, amp="float16")
     gemm = "cublaslt.matmul"
     assert forward == ["cast_rows", "cast_matrices", gemm, "relu_dropout", gemm, gemm]
     assert sorted(backward) == sorted([last, *[gemm] * (6 if width > 1 else 4)])

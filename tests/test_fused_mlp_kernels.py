@@ -176,25 +176,26 @@ def test_tf32_only_where_asked(xp):
 # What it asks of the device
 
 
-@pytest.mark.parametrize("linear_output", [False, True])
-def test_launches(linear_output):
-    pytest.importorskip("cupy", reason="pip install cupyrec[sim]")
-    sim = arrays.module("sim")
-    x, weights, biases, dy = data(oracle.normals, 33, (13, 64, 130, 5))
+def launched(sim, sizes, **options):
+    """Names of what a step launches forward and backward; it neither waits nor allocates."""
+    x, weights, biases, dy = data(oracle.normals, 33, sizes)
     x, dy, *both = (sim.asarray(a) for a in (x, dy, *weights, *biases))
-    tensors = [Tensor(a, requires_grad=True) for a in (x, *both)]
+    x, *both = (Tensor(a, requires_grad=True) for a in (x, *both))
     for _ in range(3):
         with sim.record() as seen:
-            y = fused_mlp(
-                tensors[0], tensors[1:4], tensors[4:],
-                dropouts=DROPOUTS, linear_output=linear_output,
-            )  # fmt: skip
+            y = fused_mlp(x, both[:3], both[3:], dropouts=DROPOUTS, **options)
             forward = [launch.name for launch in seen.launches]
             node = y._node
             grads = node.backward(dy)
             backward = [launch.name for launch in seen.launches[len(forward) :]]
             del y, node, grads
     assert (seen.syncs, seen.allocations) == (0, 0)
+    return forward, backward
+
+
+@pytest.mark.parametrize("linear_output", [False, True])
+def test_launches(sim, linear_output):
+    forward, backward = launched(sim, (13, 64, 130, 5), linear_output=linear_output)
     gemm, last = "cublaslt.matmul", [] if linear_output else ["relu_dropout"]
     assert forward == [gemm, "relu_dropout", gemm, gemm, *last]
     assert backward == [*(["relu_dropout_backward"] if last else []), *[gemm] * 6]
