@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, cpu, errors
-from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec import cpu
 from cupyrec.ops.clip_scale import scale_pointer, scale_value
+from cupyrec.ops.dense_parameters import check_dense, dense_kernel, update_dense
 from cupyrec.ops.embedding_rows import (
     Rounding,
     RowMemory,
@@ -32,11 +32,10 @@ from cupyrec.ops.vector_sums import vector_of
 
 __all__ = ["adagrad_dense", "adagrad_rows"]
 
-_ELEMENTS = 65536  # a block
-
 
 @cpu.exact_inline
-def _update(w, s, g, lr, eps, decay, scale):
+def _update(w, s, g, constants):
+    lr, eps, decay, scale = constants
     for i in range(g.size):
         x = g[i] * scale
         s[i] += x * x
@@ -44,22 +43,23 @@ def _update(w, s, g, lr, eps, decay, scale):
 
 
 @cpu.exact_loop
-def _update_rows(memory, addresses, g, scratch, rounding, lr, eps, decay, scale):
+def _update_rows(memory, addresses, g, scratch, rounding, constants):
     width = g.shape[1]
     for u in range(addresses.size):
         words = row_of(memory, addresses, u)
         w, s = read_vector(memory, words, width, scratch), state_at(memory, words, width)
-        _update(w, s, vector_of(g, u), lr, eps, decay, scale)
+        _update(w, s, vector_of(g, u), constants)
         write_vector(memory, words, w, rounding, u)
 
 
-_dense = Kernel(
-    "adagrad.cu", "adagrad_dense",
-    "float* w, float* s, const float* g, float lr, float eps, float decay, const float* scale,"
-    " int64_t n",
-    lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
-)  # fmt: skip
-_rows = row_kernel("adagrad.cu", "adagrad_rows", "float lr, float eps, float decay")
+_CONSTANTS = "float lr, float eps, float decay"
+_dense = dense_kernel("adagrad.cu", "adagrad_dense", "w s", _CONSTANTS)
+_rows = row_kernel("adagrad.cu", "adagrad_rows", _CONSTANTS)
+
+
+def _constants(lr: float, eps: float, weight_decay: float) -> tuple[np.float32, ...]:
+    """What loops and kernels take."""
+    return np.float32(lr), np.float32(eps), np.float32(lr * weight_decay)
 
 
 def adagrad_dense(
@@ -96,16 +96,8 @@ def adagrad_dense(
     >>> w, s
     (array([0.75], dtype=float32), array([4.], dtype=float32))
     """
-    errors.vectors("adagrad_dense", w=w, s=s, g=g)
-    xp = arrays.namespace("adagrad_dense", w, s, g)
-    if xp is not np:
-        g = xp.ascontiguousarray(g)
-        macros = {"VECTOR": vector_width(4, w, s, g)}
-        c = lr, eps, lr * weight_decay, scale_pointer(xp, scale)
-        _dense(w, s, g, *c, w.size, macros=macros, N=w.size)
-    elif not np.isnan(scale := scale_value(scale)):
-        c = np.float32(lr), np.float32(eps), np.float32(lr * weight_decay), np.float32(scale)
-        cpu.parallel(lambda i, j: _update(w[i:j], s[i:j], g[i:j], *c), w.size, _ELEMENTS)
+    xp = check_dense("adagrad_dense", w=w, s=s, g=g)
+    update_dense(xp, _dense, _update, (w, s, g), scale, *_constants(lr, eps, weight_decay))
 
 
 def adagrad_rows(
@@ -149,9 +141,8 @@ def adagrad_rows(
     array([[0.75, 4.  , 0.  , 0.  ]], dtype=float32)
     """
     xp = check_rows("adagrad_rows", memory, rows, g, rounding, parts=1)
+    c = _constants(lr, eps, weight_decay)
     if xp is not np:
-        c = lr, eps, lr * weight_decay, scale_pointer(xp, scale)
-        update_rows(xp, _rows, memory, rows, g, rounding, *c)
+        update_rows(xp, _rows, memory, rows, g, rounding, *c, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
-        c = np.float32(lr), np.float32(eps), np.float32(lr * weight_decay), np.float32(scale)
-        update_rows_cpu(_update_rows, memory, rows, g, rounding, *c)
+        update_rows_cpu(_update_rows, memory, rows, g, rounding, (*c, np.float32(scale)))

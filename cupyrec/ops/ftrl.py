@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, cpu, errors
-from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec import cpu
 from cupyrec.ops.clip_scale import scale_pointer, scale_value
+from cupyrec.ops.dense_parameters import check_dense, dense_kernel, update_dense
 from cupyrec.ops.embedding_rows import (
     Rounding,
     RowMemory,
@@ -40,8 +40,6 @@ from cupyrec.ops.embedding_rows import (
 from cupyrec.ops.vector_sums import vector_of
 
 __all__ = ["ftrl_dense", "ftrl_rows"]
-
-_ELEMENTS = 65536  # a block
 
 
 @cpu.exact_inline
@@ -71,11 +69,7 @@ def _update_rows(memory, addresses, g, scratch, rounding, constants):
 
 
 _CONSTANTS = "float lr, float lasso, float ridge, float beta, float decay"
-_dense = Kernel(
-    "ftrl.cu", "ftrl_dense",
-    f"float* w, float* n, float* z, const float* g, {_CONSTANTS}, const float* scale, int64_t size",
-    lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
-)  # fmt: skip
+_dense = dense_kernel("ftrl.cu", "ftrl_dense", "w n z", _CONSTANTS)
 _rows = row_kernel("ftrl.cu", "ftrl_rows", _CONSTANTS)
 
 
@@ -127,18 +121,10 @@ def ftrl_dense(
     (array([-0.25,  0.  ], dtype=float32), array([4.  , 0.25], dtype=float32), \
 array([1.  , 0.25], dtype=float32))
     """
-    errors.vectors("ftrl_dense", w=w, n=n, z=z, g=g)
-    xp = arrays.namespace("ftrl_dense", w, n, z, g)
+    xp = check_dense("ftrl_dense", w=w, n=n, z=z, g=g)
     c = _constants(lr, lambda1, lambda2, beta, weight_decay)
-    if lr == 0:
-        return
-    if xp is not np:
-        g = xp.ascontiguousarray(g)
-        macros = {"VECTOR": vector_width(4, w, n, z, g)}
-        _dense(w, n, z, g, *c, scale_pointer(xp, scale), w.size, macros=macros, N=w.size)
-    elif not np.isnan(scale := scale_value(scale)):
-        c = (*c, np.float32(scale))
-        cpu.parallel(lambda i, j: _update(w[i:j], n[i:j], z[i:j], g[i:j], c), w.size, _ELEMENTS)
+    if lr != 0:
+        update_dense(xp, _dense, _update, (w, n, z, g), scale, *c)
 
 
 def ftrl_rows(

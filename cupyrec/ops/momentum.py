@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, cpu, errors
-from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec import cpu
 from cupyrec.ops.clip_scale import scale_pointer, scale_value
+from cupyrec.ops.dense_parameters import check_dense, dense_kernel, update_dense
 from cupyrec.ops.embedding_rows import (
     Rounding,
     RowMemory,
@@ -34,11 +34,10 @@ from cupyrec.ops.vector_sums import vector_of
 
 __all__ = ["momentum_dense", "momentum_rows"]
 
-_ELEMENTS = 65536  # a block
-
 
 @cpu.exact_inline
-def _update(w, m, g, lr, momentum, nesterov, decay, scale):
+def _update(w, m, g, constants):
+    lr, momentum, nesterov, decay, scale = constants
     for i in range(g.size):
         x = g[i] * scale
         m[i] = momentum * m[i] + x
@@ -46,21 +45,17 @@ def _update(w, m, g, lr, momentum, nesterov, decay, scale):
 
 
 @cpu.exact_loop
-def _update_rows(memory, addresses, g, scratch, rounding, lr, momentum, nesterov, decay, scale):
+def _update_rows(memory, addresses, g, scratch, rounding, constants):
     width = g.shape[1]
     for u in range(addresses.size):
         words = row_of(memory, addresses, u)
         w, m = read_vector(memory, words, width, scratch), state_at(memory, words, width)
-        _update(w, m, vector_of(g, u), lr, momentum, nesterov, decay, scale)
+        _update(w, m, vector_of(g, u), constants)
         write_vector(memory, words, w, rounding, u)
 
 
 _CONSTANTS = "float lr, float momentum, bool nesterov, float decay"
-_dense = Kernel(
-    "momentum.cu", "momentum_dense",
-    f"float* w, float* m, const float* g, {_CONSTANTS}, const float* scale, int64_t n",
-    lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
-)  # fmt: skip
+_dense = dense_kernel("momentum.cu", "momentum_dense", "w m", _CONSTANTS)
 _rows = row_kernel("momentum.cu", "momentum_rows", _CONSTANTS)
 
 
@@ -105,16 +100,9 @@ def momentum_dense(
     >>> w, m
     (array([0.], dtype=float32), array([4.], dtype=float32))
     """
-    errors.vectors("momentum_dense", w=w, m=m, g=g)
-    xp = arrays.namespace("momentum_dense", w, m, g)
+    xp = check_dense("momentum_dense", w=w, m=m, g=g)
     c = _constants(lr, momentum, nesterov, weight_decay)
-    if xp is not np:
-        g = xp.ascontiguousarray(g)
-        macros = {"VECTOR": vector_width(4, w, m, g)}
-        _dense(w, m, g, *c, scale_pointer(xp, scale), w.size, macros=macros, N=w.size)
-    elif not np.isnan(scale := scale_value(scale)):
-        c = (*c, np.float32(scale))
-        cpu.parallel(lambda i, j: _update(w[i:j], m[i:j], g[i:j], *c), w.size, _ELEMENTS)
+    update_dense(xp, _dense, _update, (w, m, g), scale, *c)
 
 
 def momentum_rows(
@@ -165,5 +153,4 @@ def momentum_rows(
     if xp is not np:
         update_rows(xp, _rows, memory, rows, g, rounding, *c, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
-        c = (*c, np.float32(scale))
-        update_rows_cpu(_update_rows, memory, rows, g, rounding, *c)
+        update_rows_cpu(_update_rows, memory, rows, g, rounding, (*c, np.float32(scale)))

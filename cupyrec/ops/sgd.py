@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, cpu, errors
-from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec import cpu
 from cupyrec.ops.clip_scale import scale_pointer, scale_value
+from cupyrec.ops.dense_parameters import check_dense, dense_kernel, update_dense
 from cupyrec.ops.embedding_rows import (
     Rounding,
     RowMemory,
@@ -27,30 +27,27 @@ from cupyrec.ops.vector_sums import vector_of
 
 __all__ = ["sgd_dense", "sgd_rows"]
 
-_ELEMENTS = 65536  # a block
-
 
 @cpu.exact_inline
-def _update(w, g, rate, decay):
+def _update(w, g, constants):
+    lr, decay, scale = constants
+    rate = lr * scale
     for i in range(g.size):
         w[i] -= decay * w[i] + rate * g[i]
 
 
 @cpu.exact_loop
-def _update_rows(memory, addresses, g, scratch, rounding, rate, decay):
+def _update_rows(memory, addresses, g, scratch, rounding, constants):
     for u in range(addresses.size):
         words = row_of(memory, addresses, u)
         w = read_vector(memory, words, g.shape[1], scratch)
-        _update(w, vector_of(g, u), rate, decay)
+        _update(w, vector_of(g, u), constants)
         write_vector(memory, words, w, rounding, u)
 
 
-_dense = Kernel(
-    "sgd.cu", "sgd_dense",
-    "float* w, const float* g, float rate, float decay, const float* scale, int64_t n",
-    lambda N: Geometry(blocks(N, 1024), 256), optional="scale",
-)  # fmt: skip
-_rows = row_kernel("sgd.cu", "sgd_rows", "float rate, float decay")
+_CONSTANTS = "float rate, float decay"
+_dense = dense_kernel("sgd.cu", "sgd_dense", "w", _CONSTANTS)
+_rows = row_kernel("sgd.cu", "sgd_rows", _CONSTANTS)
 
 
 def sgd_dense(w: Any, g: Any, *, lr: float, weight_decay: float = 0.0, scale: Any = 1.0) -> None:
@@ -78,16 +75,8 @@ def sgd_dense(w: Any, g: Any, *, lr: float, weight_decay: float = 0.0, scale: An
     >>> w
     array([0.5], dtype=float32)
     """
-    errors.vectors("sgd_dense", w=w, g=g)
-    xp = arrays.namespace("sgd_dense", w, g)
-    if xp is not np:
-        g = xp.ascontiguousarray(g)
-        macros = {"VECTOR": vector_width(4, w, g)}
-        decay = lr * weight_decay
-        _dense(w, g, lr, decay, scale_pointer(xp, scale), w.size, macros=macros, N=w.size)
-    elif not np.isnan(scale := scale_value(scale)):
-        c = np.float32(lr * scale), np.float32(lr * weight_decay)
-        cpu.parallel(lambda i, j: _update(w[i:j], g[i:j], *c), w.size, _ELEMENTS)
+    xp = check_dense("sgd_dense", w=w, g=g)
+    update_dense(xp, _dense, _update, (w, g), scale, np.float32(lr), np.float32(lr * weight_decay))
 
 
 def sgd_rows(
@@ -130,9 +119,8 @@ def sgd_rows(
     array([[0.5, 0. , 1. , 1. ]], dtype=float32)
     """
     xp = check_rows("sgd_rows", memory, rows, g, rounding)
+    c = np.float32(lr), np.float32(lr * weight_decay)
     if xp is not np:
-        c = lr, lr * weight_decay, scale_pointer(xp, scale)
-        update_rows(xp, _rows, memory, rows, g, rounding, *c)
+        update_rows(xp, _rows, memory, rows, g, rounding, *c, scale_pointer(xp, scale))
     elif not np.isnan(scale := scale_value(scale)):
-        c = np.float32(lr * scale), np.float32(lr * weight_decay)
-        update_rows_cpu(_update_rows, memory, rows, g, rounding, *c)
+        update_rows_cpu(_update_rows, memory, rows, g, rounding, (*c, np.float32(scale)))
