@@ -2,13 +2,15 @@
 
 The work of subcommands stands in `commands` and `checkpoint_commands`.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 failed or stalled, 2 wrong usage, 130 interrupted. Of several ranks the first
+to fail ends all, and mpirun returns its code; of one that was killed, 128 and the signal's number.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import sys
 
@@ -49,7 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         return _fail(error, 2)
     except KeyboardInterrupt as error:
-        return _fail(error if error.args else "interrupted", 130)
+        if error.args:  # by `fit`, in the same step on every rank
+            return _say(error, 130)
+        return _fail("interrupted", 130)
     except SystemError as error:  # how Ctrl-C leaves a compiled loop
         if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
             raise
@@ -64,9 +68,26 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error, 1)
 
 
-def _fail(error: object, code: int) -> int:
+def _say(error: object, code: int) -> int:
     print(f"cupyrec: {error}", file=sys.stderr)
     return code
+
+
+def _fail(error: object, code: int) -> int:
+    _say(error, code)
+    if (parallel := sys.modules.get("cupyrec.parallel")) is not None:
+        parallel.failed(error, code)  # other ranks may wait for this one
+    return code
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -117,6 +138,8 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     names = "sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl"
     add("--optimizer", metavar="O", help=names)
     add("--embedding-dim", type=_positive, metavar="D")
+    about = "seconds without progress on any rank after which the job is ended; inf: never"
+    add("--stall-timeout", type=_seconds, default=300.0, metavar="S", help=about)
 
 
 def _add_device(command: argparse.ArgumentParser) -> None:

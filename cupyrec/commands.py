@@ -22,6 +22,7 @@ from cupyrec.data.movielens import write_movielens_100k
 from cupyrec.data.synthetic import write_synthetic
 from cupyrec.embedding import InitialVectors
 from cupyrec.models import DLRM
+from cupyrec.parallel import Communicator
 from cupyrec.progress import Progress
 from cupyrec.run_folder import RunFolder, json_line
 
@@ -52,6 +53,7 @@ _FLAGS = {
 def train(options: argparse.Namespace) -> None:
     """Train a model by the flags of ``cupyrec train``; print the result as a JSON line."""
     start = time.perf_counter()
+    Communicator.stall_timeout = options.stall_timeout
     _set_device(options)
     if options.resume and (options.out or options.overwrite):
         raise UsageError("train: --resume must come without --out and --overwrite, got both.")

@@ -191,12 +191,16 @@ _threads = _initial_threads()
 _serial_lock, _serial, _before = threading.Lock(), 0, ()  # of `serial_blas`
 
 
+@functools.cache  # once
+def _say_compiling() -> None:
+    logger.info("compiling the CPU loops, once on this machine (about 15 s)")
+
+
 class _SayCompiling(event.Listener):
-    """Tell the user once why the first step takes seconds."""
+    """Tell the user why the first step takes seconds."""
 
     def on_start(self, _event: event.Event) -> None:
-        logger.info("compiling the CPU loops, once on this machine (about 15 s)")
-        event.unregister("numba:compile", self)
+        _say_compiling()
 
     def on_end(self, _event: event.Event) -> None:
         pass

@@ -65,6 +65,7 @@ def test_help_and_version_load_neither_numpy_nor_numba():
             ["train", "--train", "x", "--out", "a", "--resume", "b"],
             "train: --resume must come without",
         ),
+        (["train", "--train", "x", "--stall-timeout", "0"], "must be a number of seconds above 0"),
         (["evaluate", "x"], "the following arguments are required: --data"),
         (["predict", "x", "--data", "y"], "the following arguments are required: --output"),
         (["data"], "the following arguments are required: KIND"),

@@ -17,13 +17,14 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
 from cupyrec import arrays
+from cupyrec.parallel import failure, watchdog
 
 __all__ = ["Communicator", "Transfer", "world"]
 
@@ -32,6 +33,7 @@ _LAUNCHERS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MPI_LOCALRANKID"
 _TAGS = 32768  # that any MPI has
 _LOOKS = 64  # that yield the core, before the thread sleeps between looks
 _SLEEP, _LONGEST = 2e-5, 5e-4  # seconds between looks
+_CONNECTION = 60.0  # seconds that ranks may come apart at the start, at least
 _IDLE = 0.5  # seconds after which a thread with nothing to do looks around
 
 
@@ -80,6 +82,10 @@ class Communicator:
         Whether MPI reads and writes the memory of GPUs.
     bytes_sent : dict of str to int
         To other ranks, by what they were for.
+    step : int
+        That this rank is at, for messages.
+    stall_timeout : float
+        Seconds without progress on any rank after which the job is ended; inf: never.
 
     Examples
     --------
@@ -90,12 +96,17 @@ class Communicator:
     array([[0.5]])
     """
 
+    stall_timeout: float = 300.0
+
     def __init__(self, connect: Callable[[], tuple[Any, Any]] | None = None) -> None:
         self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
         self.cuda_aware = False
         self.bytes_sent: dict[str, int] = {}
         self.now: str | None = None  # what the thread is at
+        self.last: str = ""  # what it is at or was at last
         self.calls = 0  # made so far
+        self.step = 0
+        self.doing: list[str] = []  # what this rank may take long at
         self.look_around: Callable[[], None] = lambda: None  # often, by the thread
         self._mpi = self._ranks = None
         self._connect = connect
@@ -125,7 +136,7 @@ class Communicator:
             except queue.Empty:
                 self.look_around()
                 continue
-            self.now, self.calls = what, self.calls + 1
+            self.now, self.last, self.calls = what, what, self.calls + 1
             try:
                 for event in ready:
                     event.synchronize()
@@ -134,6 +145,32 @@ class Communicator:
                 future.set_exception(error)
             self.now = None
             del job, future
+
+    @contextlib.contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Within this context this rank counts as alive, however long it makes no call.
+
+        Examples
+        --------
+        >>> with Communicator().busy("saving"):
+        ...     pass
+        """
+        self.doing.append(what)
+        try:
+            yield
+        finally:
+            self.doing.remove(what)
+
+    def abort(self, code: int) -> None:
+        """End all ranks at once, the launcher with this exit code.
+
+        Examples
+        --------
+        See `cupyrec.parallel.failed`, which says why as well.
+        """
+        if self._mpi is not None and not self._mpi.Is_finalized():
+            self._mpi.COMM_WORLD.Abort(code)
+        os._exit(code)
 
     def submit(self, what: str, job: Callable[[], Any], *xp: Any) -> Future:
         """Let the thread do a job, after those that it was given before.
@@ -298,7 +335,8 @@ def _connect_world() -> tuple[Any, Any]:
 def world() -> Communicator:
     """Return all ranks that the launcher started; one, without MPI, where there was none.
 
-    MPI starts here, and only under a launcher or where `mpi4py.MPI` was imported before.
+    MPI starts here, and only under a launcher or where `mpi4py.MPI` was imported before. Of several
+    ranks one that fails, stalls or ends early then ends the job, see `failure` and `watchdog`.
 
     Raises
     ------
@@ -311,4 +349,12 @@ def world() -> Communicator:
     True
     """
     launched = any(name in os.environ for name in _LAUNCHERS) or "mpi4py.MPI" in sys.modules
-    return Communicator(_connect_world if launched else None)
+    if not launched:
+        return Communicator()
+    ours = "mpi4py.MPI" not in sys.modules
+    with failure.deadline(max(Communicator.stall_timeout, _CONNECTION)):
+        ranks = Communicator(_connect_world)
+        if ranks.size > 1:
+            failure.guard(ranks)
+            watchdog.watch(ranks, ranks._mpi, ranks._ranks, finalize=ours)
+    return ranks

@@ -1,0 +1,56 @@
+"""A job of several ranks, one of which does something bad in the midst, and how it ends."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+_PROGRAM = """
+import contextlib, os, signal, sys, threading, time
+from cupyrec.interruption import interruption
+from cupyrec.parallel import Communicator, world
+Communicator.stall_timeout = 2.0
+ranks = world()
+for ranks.step in range(1, 4):
+    ranks.barrier("keys")
+with {context}:
+    if ranks.rank == {culprit}:
+        open({moment!r}, "w").close()
+        {fault}
+    ranks.barrier("rows")
+print("rank", ranks.rank, "is through")
+"""
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+    seconds: float  # since the bad moment
+
+
+def job(
+    folder: Path,
+    fault: str,
+    *,
+    ranks: int = 2,
+    culprit: int = 1,
+    context: str = "contextlib.nullcontext()",
+) -> Ended:
+    """Let `culprit` do `fault` after the third step's "keys", when the others go on to "rows"."""
+    moment = folder / "moment"
+    program = folder / "program.py"
+    program.write_text(
+        _PROGRAM.format(fault=fault, culprit=culprit, context=context, moment=str(moment))
+    )
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("mpirun"), "-n", str(ranks), "--oversubscribe",
+         sys.executable, program],
+        env=os.environ
+        | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True, timeout=120, encoding="utf-8", errors="replace", check=False,
+    )  # fmt: skip
+    return Ended(ended.returncode, ended.stdout, ended.stderr, time.time() - moment.stat().st_mtime)

@@ -1,0 +1,110 @@
+"""A rank that fails ends the job within 30 s, and all ranks say where they stood."""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from job import job
+
+from cupyrec.parallel import Communicator, failed, failure, world
+from cupyrec.parallel.failure import Position
+
+OTHER = "rank 0 of 2 got SIGTERM in 'rows' (call 6) at step 3"
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "cause"),
+    [
+        ("raise ValueError('of a kind')", 1, "after 'keys' (call 5) at step 3: ValueError: of a"),
+        ("raise KeyboardInterrupt", 130, "after 'keys' (call 5) at step 3: KeyboardInterrupt"),
+        (
+            "threading.Thread(target=lambda: 1 / 0).start(); time.sleep(60)", 1,
+            "after 'keys' (call 5) at step 3: ZeroDivisionError: division by zero",
+        ),
+        (
+            "ranks.submit('dense', lambda: 1 / 0).result()", 1,
+            "after 'dense' (call 6) at step 3: ZeroDivisionError: division by zero",
+        ),
+    ],
+)  # fmt: skip
+def test_what_nobody_catches_ends_all_ranks(
+    tmp_path: Path, fault: str, code: int, cause: str
+) -> None:
+    ended = job(tmp_path, fault)
+    assert ended.code == code
+    assert ended.seconds < 30
+    assert f"rank 1 of 2 failed {cause}" in ended.err
+    assert "Traceback" in ended.err
+    assert OTHER in ended.err
+    assert "is through" not in ended.out
+
+
+def test_the_command_ends_all_ranks_with_its_exit_code(tmp_path: Path) -> None:
+    ended = job(tmp_path, "import cupyrec.cli; cupyrec.cli._fail(OSError('no file'), 3)")
+    assert (ended.code, ended.seconds < 30) == (3, True)
+    assert "cupyrec: no file\nrank 1 of 2 failed after 'keys' (call 5) at step 3: " in ended.err
+
+
+@pytest.mark.parametrize("context", ["contextlib.nullcontext()", "interruption()"])
+def test_others_of_a_killed_rank_say_where_they_stood(tmp_path: Path, context: str) -> None:
+    """Within `interruption` as well, which takes SIGTERM for a wish."""
+    ended = job(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", context=context)
+    assert ended.code == 128 + signal.SIGKILL
+    assert ended.seconds < 30
+    assert OTHER in ended.err
+
+
+def test_a_forked_child_is_no_rank(tmp_path: Path) -> None:
+    fault = (
+        "child = os.fork()\n"
+        "        if not child:\n"
+        "            sys.excepthook(ValueError, ValueError('of a child'), None)\n"
+        "            os._exit(7)\n"
+        "        print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    ended = job(tmp_path, fault)
+    assert ended.code == 0
+    assert "child 7\n" in ended.out
+    assert ended.out.count("is through") == 2
+    assert ended.err == "ValueError: of a child\n"
+
+
+def test_one_rank_changes_nothing() -> None:
+    before = sys.excepthook, threading.excepthook, signal.getsignal(signal.SIGTERM)
+    if world().size == 1:
+        assert failed(ValueError("of one")) is None
+        assert before == (sys.__excepthook__, threading.excepthook, signal.SIG_DFL)
+
+
+def test_positions_tell_step_call_and_state() -> None:
+    ranks = Communicator()
+    assert str(Position.of(ranks)) == "before any call at step 0"
+    ranks.step, ranks.calls, ranks.last = 3, 8, "rows"
+    assert str(Position.of(ranks)) == "after 'rows' (call 8) at step 3"
+    ranks.now = "rows"
+    assert str(Position.of(ranks)) == "in 'rows' (call 8) at step 3"
+    ranks.now = None
+    with ranks.busy("saving"), ranks.busy("reading"), ranks.busy("reading"):
+        assert str(Position.of(ranks)) == "after 'rows' (call 8) at step 3, saving, reading"
+    ended = Position.of(ranks)._replace(ended=True)
+    assert str(ended) == "after 'rows' (call 8) at step 3, its program has ended"
+
+
+def test_lines_are_written_whole(capfd) -> None:
+    failure.say("ä" * 10_000)
+    assert capfd.readouterr().err == "ä" * 10_000 + "\n"
+
+
+def test_a_deadline_ends_the_process_whatever_python_does() -> None:
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        with failure.deadline(0.1):
+            signal.sigwait([signal.SIGUSR1])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 256
+    with failure.deadline(60):
+        pass
