@@ -41,7 +41,7 @@ from cupyrec import errors
 
 __all__ = [
     "exact_inline", "exact_loop", "has", "loop", "num_threads", "parallel", "pointer", "prefetch",
-    "serial_blas", "set_num_threads",
+    "prefetch_far", "serial_blas", "set_num_threads",
 ]  # fmt: skip
 
 logger = logging.getLogger("cupyrec")
@@ -141,19 +141,27 @@ def pointer(_context: Any, address: Any) -> Any:
     return types.voidptr(types.uint64), generate
 
 
-@intrinsic
-def prefetch(_context: Any, address: Any) -> Any:
-    """In a loop: ask for the cache line at an address without waiting for it."""
+def _prefetch(locality: int) -> Any:
+    @intrinsic
+    def ask(_context: Any, address: Any) -> Any:
+        def generate(context, builder, signature, arguments):
+            pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+            how = [cgutils.int32_t(n) for n in (0, locality, 1)]  # to read, how near, data
+            given = [v.type for v in (pointer, *how)]
+            of_type = cgutils.ir.FunctionType(cgutils.ir.VoidType(), given)
+            call = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], of_type)
+            builder.call(call, [pointer, *how])
+            return context.get_dummy_value()
 
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-        how = [cgutils.int32_t(n) for n in (0, 3, 1)]  # to read, into all caches, data
-        of_type = cgutils.ir.FunctionType(cgutils.ir.VoidType(), [v.type for v in (pointer, *how)])
-        call = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], of_type)
-        builder.call(call, [pointer, *how])
-        return context.get_dummy_value()
+        return types.void(types.uint64), generate
 
-    return types.void(types.uint64), generate
+    return ask
+
+
+#: In a loop: ask for the cache line at an address without waiting for it.
+prefetch = _prefetch(3)
+#: The same, but into L2: more lines can be under way, and more wait there until their turn.
+prefetch_far = _prefetch(2)
 
 
 def _quota(root: Path = Path("/")) -> float:

@@ -26,7 +26,7 @@ __all__ = [
     "state_at", "vector_words", "write_vector",
 ]  # fmt: skip
 
-_AHEAD = 8  # rows
+_AHEAD = 32  # rows
 
 
 class RowMemory(NamedTuple):
@@ -137,16 +137,17 @@ def row_addresses(memory, rows) -> np.ndarray:
 def row_of(memory, addresses, u) -> np.ndarray:
     """The row at addresses[u], as `row_at` gives it, in a loop over all of `addresses`.
 
-    Meanwhile memory is asked for the row of eight turns later: a batch's rows lie here and there,
-    and without it a loop like Adam's takes twice as long. For four lines of it, spread evenly, the
-    processor goes on by itself: a loop over all would make this function too large to be inlined.
+    Meanwhile memory is asked for the row of 32 turns later, into L2: a batch's rows lie here and
+    there, and without it a loop like Adam's takes twice as long. For four lines of it, spread
+    evenly, the processor goes on by itself: a loop over all would make this function too large to
+    be inlined.
     """
     if u + _AHEAD < addresses.size:
         address, third = addresses[u + _AHEAD], np.uint64(4 * memory.stride // 3)
-        cpu.prefetch(address)
-        cpu.prefetch(address + third)
-        cpu.prefetch(address + third + third)
-        cpu.prefetch(address + np.uint64(4 * memory.stride - 4))
+        cpu.prefetch_far(address)
+        cpu.prefetch_far(address + third)
+        cpu.prefetch_far(address + third + third)
+        cpu.prefetch_far(address + np.uint64(4 * memory.stride - 4))
     return vector_at(addresses[u], memory.stride)
 
 
