@@ -28,7 +28,7 @@ from bench_train import Peer, raw_ids, seconds, zipf_indices
 import cupyrec
 from cupyrec import nn, optim
 from cupyrec.ops.hash_table import HashTable
-from cupyrec.ops.reorder import by_field
+from cupyrec.ops.reorder import by_field, repeat
 from cupyrec.ops.unique_keys import unique_keys
 
 UNIQUE = dict(tables=26, ids=200_000, batch=8192, zipf=1.1, batches=1)
@@ -54,7 +54,7 @@ def unique(case: dict, options: argparse.Namespace) -> dict:
         index.insert(np.full(case["ids"], field), raw_ids(np.arange(case["ids"])))
 
     def encode() -> None:
-        found = unique_keys(np.repeat(fields, len(many)), by_field(many))
+        found = unique_keys(repeat(fields, len(many)), by_field(many))
         index.find_or_insert(found.tables, found.ids)
 
     combined = raw_ids((many ^ fields.astype(np.int64) << 40).reshape(-1))  # as unlike as keys are

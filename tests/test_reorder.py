@@ -3,7 +3,7 @@ import oracle
 import pytest
 
 from cupyrec import arrays
-from cupyrec.ops.reorder import by_field, take
+from cupyrec.ops.reorder import by_field, repeat, take
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
@@ -29,6 +29,13 @@ def test_by_field_takes_two_axes():
     text = "by_field: 'ids' must have axes (B, F), got shape (3,)."
     with pytest.raises(ValueError, match=oracle.sentence(text)):
         by_field(np.zeros(3, np.int64))
+
+
+@pytest.mark.parametrize("times", [0, 1, 100_000])
+def test_repeat(times):
+    x = np.arange(12, dtype=np.uint32)[::3]
+    np.testing.assert_array_equal(repeat(x, times), np.repeat(x, times))
+    assert repeat(x, times).dtype == x.dtype
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])

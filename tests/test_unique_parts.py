@@ -9,7 +9,7 @@ from test_hash_table import arrays, keys
 from test_unique_keys import check_unique
 
 from cupyrec.ops.hash_key import hash_key
-from cupyrec.ops.unique_parts import _borders_cpu
+from cupyrec.ops.unique_parts import _borders
 
 
 @given(keys, strategies.integers(1, 20))
@@ -24,12 +24,12 @@ def test_a_batch_of_several_parts(batch, size):
 @given(keys, strategies.integers(1, 20))
 def test_tables_that_come_one_after_another(batch, least):
     tables, ids = arrays(sorted(batch, key=lambda key: key[0]))
-    with mock.patch("cupyrec.ops.unique_parts._borders_cpu", borders_of(least)):
+    with mock.patch("cupyrec.ops.unique_parts._borders", borders_of(least)):
         check_unique(tables, ids)
 
 
 def borders_of(least):
-    return lambda tables, _: _borders_cpu(tables, least)
+    return lambda tables, _: _borders(tables, least)
 
 
 @pytest.mark.parametrize("different", [300, 11_000, 16_000])
@@ -52,9 +52,9 @@ def test_the_key_whose_hash_is_0():
 def test_borders():
     """Parts of 3 keys and more, which end where tables do."""
     tables = np.array([0, 0, 1, 1, 1, 1, 1, 7, 8, 9, 9], np.uint32)
-    assert _borders_cpu(tables, 3).tolist() == [0, 7, 11]
-    assert _borders_cpu(tables, 20).tolist() == [0, 11]
-    assert _borders_cpu(tables[::-1].copy(), 3).tolist() == [0, 11]
+    assert _borders(tables, 3).tolist() == [0, 7, 11]
+    assert _borders(tables, 20).tolist() == [0, 11]
+    assert _borders(tables[::-1].copy(), 3).tolist() == [0, 11]
 
 
 @pytest.mark.parametrize("different", [300, 11_000, 16_000])

@@ -26,12 +26,11 @@ class _FirstLayer(autograd.Function):
         self, group: Group, look_up: LookUp, weight: Any, bias: Any, dropout: Dropout,
         linear_output: bool, samples: int, moves: bool,
     ) -> None:  # fmt: skip
-        tables = look_up.keys.tables
         self.group, self.look_up, self.moves = group, look_up, moves
         self.options = dict(dropout=dropout, linear_output=linear_output)
-        firsts = np.flatnonzero(tables[1:] != tables[:-1]) + 1
-        starts = np.concatenate([[0], firsts, [len(tables)]])
         inverse = look_up.inverse.reshape(-1, samples)
+        # Keys are numbered as they come: that of a field's first sample is the field's first.
+        starts = np.append(inverse[:, 0], look_up.rows.size)
         self.layer = group.unique_vectors(look_up), starts, inverse, weight
         self.y = embedding_linear(*self.layer, bias, **self.options)
 

@@ -15,7 +15,7 @@ from cupyrec.nn.module import Module
 from cupyrec.ops.array_functions import concatenate, reshape, transpose
 from cupyrec.ops.bags import check_offsets, mean_gradient, pad_bags
 from cupyrec.ops.cast import cast
-from cupyrec.ops.reorder import by_field, take
+from cupyrec.ops.reorder import by_field, repeat, take
 from cupyrec.ops.take_bags import take_bags
 
 __all__ = ["MultiTableEmbedding"]
@@ -223,7 +223,7 @@ class MultiTableEmbedding(Tables, Module):
         xp = self.module(ids)
         ids = widened(xp, ids)
         errors.axes(_NAME, ids=(ids, f"B {len(self.fields)}"))
-        tables = arrays.copy_to(xp, np.repeat(self.fields, len(ids)))
+        tables = arrays.copy_to(xp, repeat(self.fields, len(ids)))
         return self.group.look_up(tables, by_field(ids), self.training)
 
     def _check_weights(self, ids: Any, weights: Any) -> None:

@@ -250,6 +250,8 @@ class HashTable:
         n, tables, ids = self._checked("HashTable.find_or_insert", tables, ids)
         if self.xp is np:
             rows = self.find(tables, ids)
+            if rows.min(initial=0) == 0:
+                return rows
             new = np.flatnonzero(rows < 0)
             rows[new] = np.arange(self._len, self._len + new.size)
             self.insert(tables[new], ids[new])

@@ -1,4 +1,4 @@
-"""Numbers in another order, on the CPU by all threads."""
+"""Numbers in another order or repeated, in memory that the CPU has used before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 
-__all__ = ["by_field", "take"]
+__all__ = ["by_field", "repeat", "take"]
 
 _SAMPLES, _TILE = 1024, 64  # a block; what of it stays in the L1 cache
 _VALUES = 1 << 16  # a block
@@ -49,6 +49,24 @@ def by_field(ids: Any) -> Any:
         return xp.ascontiguousarray(ids.T).reshape(-1)
     out = arrays.empty(ids.shape[::-1], ids.dtype)
     cpu.parallel(lambda i, j: _by_field_cpu(ids[i:j], i, out), len(ids), _SAMPLES)
+    return out.reshape(-1)
+
+
+def repeat(x: np.ndarray, times: int) -> np.ndarray:
+    """Return each number so many times, as `numpy.repeat`.
+
+    Parameters
+    ----------
+    x : (M,) array
+    times : int
+
+    Examples
+    --------
+    >>> repeat(np.array([5, 6]), 3)
+    array([5, 5, 5, 6, 6, 6])
+    """
+    out = arrays.empty((len(x), times), x.dtype)
+    out[:] = x[:, None]
     return out.reshape(-1)
 
 

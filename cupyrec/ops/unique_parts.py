@@ -130,22 +130,26 @@ def _gather_cpu(borders, ends, tables, ids, unique_tables, unique_ids, inverse):
 
 
 @cpu.exact_loop
-def _borders_cpu(tables, least):
+def _descends_cpu(tables):
+    descends = False
+    for i in range(1, tables.size):  # to the end: without a way out it takes many at a time
+        descends |= tables[i] < tables[i - 1]
+    return descends
+
+
+def _borders(tables: Any, least: int) -> Any:
     """Where parts of at least so many keys begin and end, one at least; no table is in two.
 
     None but that of all if tables don't ascend.
     """
-    borders = np.zeros(tables.size // least + 2, np.int64)
-    count = 1
-    for i in range(1, tables.size):
-        if tables[i] < tables[i - 1]:
-            count = 1
-            break
-        if tables[i] != tables[i - 1] and i - borders[count - 1] >= least:
-            borders[count] = i
-            count += 1
-    borders[count] = tables.size
-    return borders[: count + 1]
+    borders, at = [0], least
+    if not _descends_cpu(tables):
+        while at < tables.size:
+            at = int(np.searchsorted(tables, tables[at - 1], "right"))
+            if at < tables.size:
+                borders.append(at)
+            at += least
+    return np.array([*borders, tables.size])
 
 
 def _room(n: int) -> list[np.ndarray]:
@@ -170,7 +174,7 @@ def find_unique(tables: Any, ids: Any) -> Found:
     >>> find_unique(np.zeros(3, np.uint32), np.array([7, -1, 7]))[:3]
     (array([0, 0], dtype=uint32), array([ 7, -1]), array([0, 1, 0]))
     """
-    borders = _borders_cpu(tables, _APART)
+    borders = _borders(tables, _APART)
     return _apart(tables, ids, borders) if len(borders) > 2 else _together(tables, ids)
 
 
