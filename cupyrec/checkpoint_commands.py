@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from cupyrec import checkpoint_checks, checkpoint_reshard
+from cupyrec import checkpoint_checks, checkpoint_diff, checkpoint_reshard
 from cupyrec.checkpoint_files import find_checkpoint, read_manifest
 from cupyrec.checkpoint_shards import read_keys, row_bytes
 from cupyrec.cli import UsageError
 from cupyrec.run_folder import json_line
 
-__all__ = ["inspect", "reshard", "verify"]
+__all__ = ["diff", "inspect", "reshard", "verify"]
 
 logger = logging.getLogger("cupyrec")
 
@@ -112,6 +112,31 @@ def reshard(options: argparse.Namespace) -> None:
             path, options.out, options.shards, overwrite=options.overwrite
         ),
     )
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Tell how two checkpoints differ; return 0 if they don't, else 1."""
+    a, b = find_checkpoint(options.a), find_checkpoint(options.b)
+    told = checkpoint_diff.diff(a, b, scratch=options.scratch)
+    tables = {
+        name: found
+        for name, found in told["tables"].items()
+        if found["only_a"] or found["only_b"] or found["differ"]
+    }
+    logger.info("%d of %d tables with ids differ", len(tables), len(told["tables"]))
+    for name, found in tables.items():
+        logger.info(
+            "%s: %d ids in both, %d only in %s, %d only in %s", name, found["common"],
+            found["only_a"], a, found["only_b"], b,
+        )  # fmt: skip
+        for part, count in found["differ"].items():
+            logger.info("    %s: %d rows, by up to %g", part, count, found["largest"][part])
+    for name, largest in told["dense"].items():
+        logger.info("%s: %s", name, "not in both" if largest is None else f"by up to {largest:g}")
+    for name in told["settings"]:
+        logger.info("%s: not the same", name)
+    _print(told | {"tables": tables})
+    return 0 if told["equal"] else 1
 
 
 def _write(options: argparse.Namespace, work: Callable[[Path], Any]) -> None:

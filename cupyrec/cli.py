@@ -180,6 +180,13 @@ def _add_checkpoint(command: argparse.ArgumentParser) -> None:
             kind.add_argument("out", metavar="OUT", help="folder of the new one")
             kind.add_argument("--shards", type=_positive, required=True, metavar="N")
             kind.add_argument("--overwrite", action="store_true", help="replace the one in OUT")
+    about = "how two differ, whatever their shards; exit code 0 if they don't, 1 if they do"
+    diff = kinds.add_parser("diff", help=about)
+    diff.set_defaults(run="diff")
+    diff.add_argument("a", metavar="A", help="checkpoint, or a run's folder")
+    diff.add_argument("b", metavar="B", help="another")
+    about = "where tables of more than 512 MB are split; the system's folder for such by default"
+    diff.add_argument("--scratch", metavar="DIR", help=about)
 
 
 def _positive(text: str) -> int:

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,7 @@ def json_line(values: dict[str, Any]) -> str:
     >>> json_line({"auc": float("nan"), "step": 3})
     '{"auc": null, "step": 3}'
     """
-    known = {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in values.items()}
-    return json.dumps(known)
+    return json.dumps(json.loads(json.dumps(values), parse_constant=lambda _: None))
 
 
 class RunFolder:

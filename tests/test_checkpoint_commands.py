@@ -3,10 +3,9 @@ import json
 import numpy as np
 import pytest
 import trial
-from oracle import sentence  # noqa: F401
 from test_checkpoint import IDS, dlrm, trained
 
-from cupyrec import checkpoint, optim
+from cupyrec import checkpoint, checkpoint_diff, optim
 
 
 def run(capsys, *arguments, code=0):
@@ -98,3 +97,23 @@ def test_help(capsys):
     for words in ([], ["inspect"], ["verify"], ["reshard"]):
         assert trial.command("checkpoint", *words, "--help") == 0
     assert capsys.readouterr().out.count("usage: cupyrec checkpoint") == 4
+
+
+def test_diff(saved, capsys, caplog, tmp_path, monkeypatch):
+    run(capsys, "reshard", saved, tmp_path / "same", "--shards", 3)
+    told, _ = run(capsys, "diff", saved, tmp_path / "same")
+    assert told == {"equal": True, "tables": {}, "dense": {}, "settings": []}
+    assert "0 of 2 tables with ids differ" in caplog.text
+    model, optimizer = trained(optim.Adagrad, ids=[*IDS, 99])
+    checkpoint.save(tmp_path / "other", model, optimizer)
+    told, _ = run(capsys, "diff", saved, tmp_path / "other", "--scratch", tmp_path, code=1)
+    assert told["tables"]["embedding.groups.3.1"]["only_b"] == 1
+    assert f"embedding.groups.3.1: 6 ids in both, 0 only in {saved}, 1 only in" in caplog.text
+    assert told["dense"].keys() >= {"parameter/top.weights.0"}
+    assert "parameter/top.weights.0: by up to 0." in caplog.text
+    monkeypatch.setattr(checkpoint_diff, "_distance", lambda x, y: np.full(x.shape, np.inf))
+    told, _ = run(capsys, "diff", saved, tmp_path / "other", code=1)
+    assert told["tables"]["embedding.groups.3.1"]["largest"]["vectors"] is None  # JSON has no inf
+    told, said = run(capsys, "diff", saved, tmp_path, code=1)
+    assert told is None
+    assert "must be a checkpoint folder" in said
