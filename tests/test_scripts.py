@@ -320,6 +320,17 @@ def test_no_gpu_is_said(monkeypatch, capsys):
         assert capsys.readouterr().err.endswith("device 'cuda': needs a GPU.\n")
 
 
+def test_chaos_tells_how_a_job_ended(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:  # this seed's one run sends SIGTERM, and soon
+        run("chaos.py", "--runs", 1, "--ranks", 1, "--seed", 10, monkeypatch=monkeypatch)
+    said = capsys.readouterr()
+    assert ended.value.code == 0
+    result = {"runs": 1, "hangs": 0, "corruptions": 0, "unexplained": 0}
+    assert json.loads(said.out.splitlines()[-1]) == result
+    assert "1 ranks, terminate rank 0 0.06 s after" in said.err
+    assert "ended with 130 in" in said.err
+
+
 @pytest.fixture
 def check(tmp_path):
     """Runs gpu_check.sh with a Python that does what its cases say: (pattern, shell) pairs."""
