@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cupyrec import cpu
-from cupyrec.ops.vector_sums import AHEAD, add_vectors
+from cupyrec.ops.vector_sums import AHEAD, add_vectors, write_sum
 
 
 @cpu.exact_loop
@@ -27,3 +27,21 @@ def test_vectors_are_added_one_after_another(width, first, stop, weighted):
     for i in range(first, stop):
         expected += x[order[i]] * (weights[i] if weighted else np.float32(1))
     assert got.tobytes() == expected.tobytes()
+
+
+@cpu.exact_loop
+def write_up(a, b, c, out):
+    vectors = np.uint64(a.ctypes.data), np.uint64(b.ctypes.data), np.uint64(c.ctypes.data)
+    write_sum(vectors, np.uint64(out.ctypes.data), a.size)
+
+
+@pytest.mark.parametrize("width", [0, 1, 15, 16, 17, 127])
+@pytest.mark.parametrize("onto", [None, 0, 2])
+def test_a_sum_is_written_in_order_wherever_it_belongs(width, onto):
+    x = np.random.default_rng(0).standard_normal((4, width + 1), np.float32)
+    a, b, c, out = x[:, :width]
+    out = out if onto is None else x[onto, :width]
+    expected, behind = (a + b) + c, x[:, width].copy()
+    write_up(a, b, c, out)
+    assert out.tobytes() == expected.tobytes()
+    assert np.array_equal(x[:, width], behind)

@@ -5,8 +5,8 @@
 
 Clicks repeat ids: of N = B F vectors only U differ. So the products are taken once a key, U D H
 multiply-adds instead of N D H, and rows of the products are added up; neither the (B, F D) array
-nor its gradient is ever written. Keys are numbered field after field: those of field f are
-starts[f] to starts[f + 1] - 1.
+nor its gradient is ever written. Keys are numbered field after field, in a field as they first
+occur: those of field f are starts[f] to starts[f + 1] - 1.
 
     p[u] = W_f v[u]             z[b] = bias + sum over f of p[inverse[f, b]]
     dp[u] = sum of dz[b] over the b that key u occurs in, in their order
@@ -30,7 +30,7 @@ from cupyrec.ops.relu_dropout import (
     relu_dropout_backward_cpu,
 )
 from cupyrec.ops.thin_matmul import thin_matmul
-from cupyrec.ops.vector_sums import ask_for, vector_at
+from cupyrec.ops.vector_sums import ask_for, write_sum
 
 __all__ = ["embedding_linear", "embedding_linear_backward", "pays"]
 
@@ -55,40 +55,40 @@ def pays(width: int, columns: int) -> bool:
 @cpu.exact_loop
 def _add_products_cpu(products, inverse, first, y):
     """One block of samples, the first of which is number `first`."""
-    fields, width, start = inverse.shape[0], y.shape[1], products.ctypes.data
+    fields, width, start = inverse.shape[0], y.shape[1], np.uint64(products.ctypes.data)
     for b in range(y.shape[0]):
         i, near = first + b, min(first + b + _NEAR, inverse.shape[1] - 1)
         for f in range(fields):
             ask_for(start + np.uint64(4 * inverse[f, near] * width), width)
-        row, f = y[b], 0
-        for k in range(width):
-            row[k] = -np.float32(0)  # to which a vector is added without changing its bits
-        while f + 4 <= fields:  # four between a load and a store
-            p = vector_at(start + np.uint64(4 * inverse[f, i] * width), width)
-            q = vector_at(start + np.uint64(4 * inverse[f + 1, i] * width), width)
-            r = vector_at(start + np.uint64(4 * inverse[f + 2, i] * width), width)
-            s = vector_at(start + np.uint64(4 * inverse[f + 3, i] * width), width)
-            for k in range(width):
-                row[k] = row[k] + p[k] + q[k] + r[k] + s[k]
-            f += 4
-        while f < fields:
-            p = vector_at(start + np.uint64(4 * inverse[f, i] * width), width)
-            for k in range(width):
-                row[k] += p[k]
-            f += 1
+        row = np.uint64(y.ctypes.data + 4 * b * width)
+        y[b] = -np.float32(0)  # to which a vector is added without changing its bits
+        whole = fields - fields % 4
+        for f in range(0, whole, 4):  # four between a load and a store
+            p = start + np.uint64(4 * inverse[f, i] * width)
+            q = start + np.uint64(4 * inverse[f + 1, i] * width)
+            r = start + np.uint64(4 * inverse[f + 2, i] * width)
+            s = start + np.uint64(4 * inverse[f + 3, i] * width)
+            write_sum((row, p, q, r, s), row, width)
+        for f in range(whole, fields):
+            write_sum((row, start + np.uint64(4 * inverse[f, i] * width)), row, width)
 
 
 @cpu.exact_loop
-def _add_gradients_cpu(dy, inverse, first, dproducts):
-    """Add the rows of dy to those of one field's keys, the first of which is number `first`."""
-    width, start = dy.shape[1], dproducts.ctypes.data - np.uint64(4 * first * dy.shape[1])
-    dproducts[:] = -np.float32(0)
+def _add_gradients_cpu(dy, inverse, first, zeros, dproducts):
+    """Sum up the rows of dy for each of one field's keys, the first of which is number `first`.
+
+    Where a key first occurs, which then is the next one, zeros are added to: that saves a pass.
+    """
+    width, new = dy.shape[1], first
+    start = np.uint64(dproducts.ctypes.data) - np.uint64(4 * first * width)
+    nothing, grad = np.uint64(zeros.ctypes.data), np.uint64(dy.ctypes.data)
     for b in range(inverse.size):
         near = inverse[min(b + _NEAR, inverse.size - 1)]
         ask_for(start + np.uint64(4 * near * width), width)
-        grad, row = dy[b], vector_at(start + np.uint64(4 * inverse[b] * width), width)
-        for k in range(width):
-            row[k] += grad[k]
+        place, is_new = start + np.uint64(4 * inverse[b] * width), inverse[b] == new
+        write_sum((nothing if is_new else place, grad), place, width)
+        grad += np.uint64(4 * width)
+        new += np.int64(is_new)
 
 
 def embedding_linear(
@@ -103,7 +103,8 @@ def embedding_linear(
     starts : (F + 1,) array of int64
         From 0 to U, ascending. Not checked.
     inverse : (F, B) array of int64
-        From starts[f] to starts[f + 1] - 1. Not checked.
+        From starts[f] to starts[f + 1] - 1, in each row ascending where one first occurs. Not
+        checked.
     weight : (H, F * D) array of float32
     bias : (H,) array of float32
     dropout : Dropout
@@ -193,6 +194,7 @@ def embedding_linear_backward(
     sums = np.zeros((blocks(len(dy), _ROWS), len(weight)), np.float32)
     spare: list[np.ndarray] = []  # for dp of one field: one a thread
     largest = int(np.diff(starts).max(initial=0))
+    zeros = np.full(len(weight), -0.0, np.float32)  # adding them changes no bit
 
     def deactivate(i: int, j: int) -> None:
         np.copyto(dz[i:j], dy[i:j])
@@ -209,7 +211,7 @@ def embedding_linear_backward(
         except IndexError:
             room = arrays.empty((largest, len(weight)), np.float32)
         dproducts = room[: own.stop - own.start]
-        _add_gradients_cpu(dz, inverse[f], starts[f], dproducts)
+        _add_gradients_cpu(dz, inverse[f], starts[f], zeros, dproducts)
         thin_matmul(dproducts, weight[:, columns], dvectors[own])  # while they are in the cache
         thin_matmul(dproducts.T, vectors[own], dweight[:, columns])
         spare.append(room)

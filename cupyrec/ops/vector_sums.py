@@ -9,11 +9,13 @@ all that was stored before has reached the cache.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from cupyrec import cpu
 
-__all__ = ["AHEAD", "add_vectors", "ask_for", "vector_at", "vector_of"]
+__all__ = ["AHEAD", "add_vectors", "ask_for", "vector_at", "vector_of", "write_sum"]
 
 AHEAD = 16  # vectors; there must be so many addresses, of anything, behind those of a block
 _ASKED = 1024  # bytes of a vector or row; the processor goes on by itself
@@ -37,6 +39,44 @@ def vector_of(vectors, i) -> np.ndarray:
     """vectors[i] of a contiguous (N, D) array of float32, not counted."""
     width = vectors.shape[1]
     return vector_at(np.uint64(vectors.ctypes.data + 4 * i * width), width)
+
+
+_LANES = 16
+_FLOATS = cgutils.ir.VectorType(cgutils.ir.FloatType(), _LANES)
+
+
+@intrinsic
+def _write_lanes(_context, vectors, out, at):
+    """Write the sum of the lanes `at` bytes behind the addresses `vectors` to those of `out`."""
+
+    def generate(context, builder, _signature, arguments):
+        def place(address):
+            return builder.inttoptr(builder.add(address, arguments[2]), _FLOATS.as_pointer())
+
+        first, *others = cgutils.unpack_tuple(builder, arguments[0])
+        total = builder.load(place(first), align=4)
+        for address in others:
+            total = builder.fadd(total, builder.load(place(address), align=4))
+        builder.store(total, place(arguments[1]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(vectors, types.uint64, types.uint64), generate
+
+
+@cpu.exact_inline
+def write_sum(vectors, out, width) -> None:
+    """Write the sum of the vectors at some addresses, in order, to `out`, which may be one of them.
+
+    In a plain loop the compiler would have to ask whether it is, and then go number by number.
+    """
+    rest = width % _LANES
+    for k in range(0, width - rest, _LANES):
+        _write_lanes(vectors, out, np.uint64(4 * k))
+    for k in range(width - rest, width):
+        total = vector_at(vectors[0], width)[k]
+        for vector in vectors[1:]:
+            total += vector_at(vector, width)[k]
+        vector_at(out, width)[k] = total
 
 
 @cpu.exact_inline
