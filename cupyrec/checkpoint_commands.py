@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,19 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from cupyrec import checkpoint_checks, checkpoint_diff, checkpoint_reshard
+from cupyrec import (
+    checkpoint_checks,
+    checkpoint_diff,
+    checkpoint_export,
+    checkpoint_import,
+    checkpoint_reshard,
+)
 from cupyrec.checkpoint_files import find_checkpoint, read_manifest
-from cupyrec.checkpoint_shards import read_keys, row_bytes
+from cupyrec.checkpoint_shards import count_ids, row_bytes
 from cupyrec.cli import UsageError
 from cupyrec.run_folder import json_line
 
-__all__ = ["diff", "inspect", "reshard", "verify"]
+__all__ = ["diff", "export", "import_table", "inspect", "reshard", "verify"]
 
 logger = logging.getLogger("cupyrec")
 
@@ -62,10 +67,7 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def _group(path: Path, entry: dict[str, Any]) -> dict[str, Any]:
-    ids = Counter(dict.fromkeys(entry["tables"] or (), 0))
-    for keys in read_keys(path, entry):
-        tables, counts = np.unique(keys.tables, return_counts=True)
-        ids.update(dict(zip(tables.tolist(), counts.tolist(), strict=True)))
+    ids = count_ids(path, entry)
     size = row_bytes(entry)
     return {
         "name": entry["name"],
@@ -75,7 +77,7 @@ def _group(path: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "rows": entry["rows"],
         "bytes": entry["rows"] * size,
         "shards": [shard["rows"] for shard in entry["shards"]],
-        "tables": {str(t): {"ids": ids[t], "bytes": ids[t] * size} for t in sorted(ids)},
+        "tables": {str(t): {"ids": ids[t], "bytes": ids[t] * size} for t in ids},
     }
 
 
@@ -106,12 +108,12 @@ def verify(options: argparse.Namespace) -> None:
 
 def reshard(options: argparse.Namespace) -> None:
     """Write a checkpoint anew in another number of shards."""
-    _write(
-        options,
-        lambda path: checkpoint_reshard.reshard(
-            path, options.out, options.shards, overwrite=options.overwrite
-        ),
-    )
+
+    def work(path: Path) -> dict[str, Any]:
+        checkpoint_reshard.reshard(path, options.out, options.shards, overwrite=options.overwrite)
+        return {"shards": options.shards}
+
+    _write(options, work)
 
 
 def diff(options: argparse.Namespace) -> int:
@@ -139,16 +141,38 @@ def diff(options: argparse.Namespace) -> int:
     return 0 if told["equal"] else 1
 
 
-def _write(options: argparse.Namespace, work: Callable[[Path], Any]) -> None:
-    """Let `work` write something from a checkpoint to --out, and tell what lies there."""
+def export(options: argparse.Namespace) -> None:
+    """Write ids and vectors of tables as Parquet or .npy."""
+    _write(
+        options,
+        lambda path: checkpoint_export.export(
+            path, options.out, format=options.format, tables=options.table,
+            states=options.states, overwrite=options.overwrite,
+        ),
+    )  # fmt: skip
+
+
+def import_table(options: argparse.Namespace) -> None:
+    """Write a checkpoint anew with vectors of a file in one of its tables."""
+    _write(
+        options,
+        lambda path: checkpoint_import.import_table(
+            options.file, path, options.out, options.table, overwrite=options.overwrite
+        ),
+    )
+
+
+def _write(options: argparse.Namespace, work: Callable[[Path], dict[str, Any]]) -> None:
+    """Let `work` write something from a checkpoint to OUT, and tell what lies there."""
     start, out = time.perf_counter(), Path(options.out)
     if out.exists() and not options.overwrite:
         raise UsageError(f"checkpoint: '{out}' must not exist without --overwrite.")
-    work(find_checkpoint(options.checkpoint))
+    told = work(find_checkpoint(options.checkpoint))
     sizes = [file.stat().st_size for file in out.iterdir()]
     _print(
         {
             "out": str(out),
+            **told,
             "files": len(sizes),
             "bytes": sum(sizes),
             "seconds": time.perf_counter() - start,

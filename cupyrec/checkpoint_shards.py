@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +24,9 @@ from cupyrec.embedding import Group, InitialVectors, Rows, StatePart, export_row
 from cupyrec.ops.adam_history import AdamHistory
 
 __all__ = [
-    "Keys", "ShardWriter", "Wanted", "catch_up_history", "check_shapes", "divided", "piece",
-    "read_keys", "read_rows", "row_bytes", "rows_file", "served", "shard_name",
+    "Keys", "ShardWriter", "Wanted", "catch_up_history", "check_shapes", "count_ids", "divided",
+    "group_of", "piece", "read_keys", "read_rows", "row_bytes", "rows_file", "served",
+    "shard_name",
 ]  # fmt: skip
 
 Wanted = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (tables, ids) -> (N,) bool
@@ -308,6 +310,39 @@ def read_keys(folder: Path, entry: dict[str, Any]) -> Iterator[Keys]:
             yield from reader.keys()
 
 
+def count_ids(folder: Path, entry: dict[str, Any]) -> dict[int, int]:
+    """Return how many ids each table of a group has, by number; `folder` is the checkpoint's.
+
+    Examples
+    --------
+    >>> count_ids(Path("folder"), {"tables": [0, 3], "shards": []})
+    {0: 0, 3: 0}
+    """
+    ids = Counter(dict.fromkeys(entry["tables"] or (), 0))
+    for keys in read_keys(folder, entry):
+        tables, counts = np.unique(keys.tables, return_counts=True)
+        ids.update(dict(zip(tables.tolist(), counts.tolist(), strict=True)))
+    return dict(sorted(ids.items()))
+
+
+def group_of(entry: dict[str, Any], history: AdamHistory | None = None) -> Group:
+    """Return a group on the host such as was saved, without rows.
+
+    Examples
+    --------
+    >>> from cupyrec.embedding import Uniform
+    >>> initial = InitialVectors(1, Uniform(), seed=1).to_dict()
+    >>> entry = {"width": 1, "seed": 1, "initial": initial, "dtype": "float16", "state": []}
+    >>> group_of(entry).dtype
+    'float16'
+    """
+    initial = InitialVectors.from_dict(entry["initial"], entry["width"], entry["seed"])
+    group = Group(initial, dtype=entry["dtype"])
+    state = (StatePart(*part[:3], getattr(np, part[3])) for part in entry["state"])
+    group.set_state(tuple(state), history)
+    return group
+
+
 def read_rows(folder: Path, entry: dict[str, Any], wanted: Wanted | None = None) -> Iterator[Rows]:
     """Yield the rows of a group, a piece at a time, shard after shard.
 
@@ -369,10 +404,7 @@ def served(entry: dict[str, Any], history: AdamHistory | None, rows: Rows) -> Ro
     array([[1.]], dtype=float32)
     """
     if history is not None:  # vectors are of the step that their row was in last
-        initial = InitialVectors.from_dict(entry["initial"], entry["width"], entry["seed"])
-        state = tuple(StatePart(*part[:3], getattr(np, part[3])) for part in entry["state"])
-        former = Group(initial, dtype=entry["dtype"])
-        former.set_state(state, history)
+        former = group_of(entry, history)
         former.store.import_rows(rows)
         rows = export_rows(former, 0, len(rows.ids))
     return rows._replace(states={})

@@ -168,25 +168,46 @@ def _add_data(command: argparse.ArgumentParser) -> None:
 
 def _add_checkpoint(command: argparse.ArgumentParser) -> None:
     kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, about in [
-        ("inspect", "what is in it: model, tables, shards, optimizer, progress"),
-        ("verify", "whether every file is whole and every id there once"),
-        ("reshard", "write it anew in another number of shards"),
-    ]:
+
+    def add(name: str, about: str) -> argparse.ArgumentParser:
         kind = kinds.add_parser(name, help=about)
         kind.set_defaults(run=name)
-        kind.add_argument("checkpoint", metavar="CKPT", help="checkpoint, or a run's folder")
-        if name == "reshard":
-            kind.add_argument("out", metavar="OUT", help="folder of the new one")
-            kind.add_argument("--shards", type=_positive, required=True, metavar="N")
-            kind.add_argument("--overwrite", action="store_true", help="replace the one in OUT")
+        return kind
+
+    def read(kind: argparse.ArgumentParser, name: str, metavar: str) -> None:
+        kind.add_argument(name, metavar=metavar, help="checkpoint, or a run's folder")
+
+    def write(kind: argparse.ArgumentParser, what: str) -> None:
+        read(kind, "checkpoint", "CKPT")
+        kind.add_argument("out", metavar="OUT", help=f"folder of the new {what}")
+        kind.add_argument("--overwrite", action="store_true", help=f"replace the {what} in OUT")
+
+    about = "what is in it: model, tables, shards, optimizer, progress"
+    read(add("inspect", about), "checkpoint", "CKPT")
+    about = "whether every file is whole and every id there once"
+    read(add("verify", about), "checkpoint", "CKPT")
     about = "how two differ, whatever their shards; exit code 0 if they don't, 1 if they do"
-    diff = kinds.add_parser("diff", help=about)
-    diff.set_defaults(run="diff")
-    diff.add_argument("a", metavar="A", help="checkpoint, or a run's folder")
-    diff.add_argument("b", metavar="B", help="another")
+    diff = add("diff", about)
+    read(diff, "a", "A")
+    read(diff, "b", "B")
     about = "where tables of more than 512 MB are split; the system's folder for such by default"
     diff.add_argument("--scratch", metavar="DIR", help=about)
+    reshard = add("reshard", "write it anew in another number of shards")
+    write(reshard, "checkpoint")
+    reshard.add_argument("--shards", type=_positive, required=True, metavar="N")
+    export = add("export", "ids and vectors of tables as files that others read")
+    write(export, "export")
+    export.add_argument("--format", choices=["parquet", "npy"], default="parquet")
+    about = "names or numbers of tables; all by default"
+    export.add_argument("--table", nargs="+", default=[], metavar="T", help=about)
+    export.add_argument("--states", action="store_true", help="optimizer's state of rows, too")
+    imported = add("import", "write it anew with vectors of a file in a table")
+    imported.set_defaults(run="import_table")
+    about = "F.parquet with columns id and vector, or F.ids.npy beside F.vectors.npy"
+    imported.add_argument("file", metavar="FILE", help=about)
+    write(imported, "checkpoint")
+    about = "the table's name, or number"
+    imported.add_argument("--table", required=True, metavar="T", help=about)
 
 
 def _positive(text: str) -> int:

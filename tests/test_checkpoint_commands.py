@@ -94,9 +94,10 @@ def test_reshard(saved, capsys, tmp_path):
 
 
 def test_help(capsys):
-    for words in ([], ["inspect"], ["verify"], ["reshard"]):
+    names = "inspect", "verify", "diff", "reshard", "export", "import"
+    for words in ([], *([name] for name in names)):
         assert trial.command("checkpoint", *words, "--help") == 0
-    assert capsys.readouterr().out.count("usage: cupyrec checkpoint") == 4
+    assert capsys.readouterr().out.count("usage: cupyrec checkpoint") == 7
 
 
 def test_diff(saved, capsys, caplog, tmp_path, monkeypatch):
@@ -117,3 +118,23 @@ def test_diff(saved, capsys, caplog, tmp_path, monkeypatch):
     told, said = run(capsys, "diff", saved, tmp_path, code=1)
     assert told is None
     assert "must be a checkpoint folder" in said
+
+
+def test_export_and_import(saved, capsys, tmp_path):
+    out = tmp_path / "e"
+    told, _ = run(capsys, "export", saved, out, "--format", "npy", "--table", 1, "--states")
+    name = "embedding.groups.3.1"
+    assert (told["files"], told["tables"][name]["ids"]) == (4, 6)
+    vectors = np.load(out / f"{name}.vectors.npy")
+    np.save(out / f"{name}.vectors.npy", vectors + 1)
+    file = out / f"{name}.ids.npy"
+    told, _ = run(capsys, "import", file, saved, tmp_path / "d", "--table", name)
+    assert (told["imported"], told["replaced"]) == (6, 6)
+    told, _ = run(capsys, "diff", saved, tmp_path / "d", code=1)
+    assert told["tables"][name]["differ"]["vectors"] == 6
+    assert abs(told["tables"][name]["largest"]["vectors"] - 1) < 1e-6
+    told, _ = run(capsys, "export", saved, tmp_path / "p")
+    assert told["format"] == "parquet"
+    for words in (["export", saved, out], ["import", file, saved, tmp_path / "d", "--table", 1]):
+        _, said = run(capsys, *words, code=2)
+        assert "must not exist without --overwrite" in said

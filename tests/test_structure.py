@@ -25,8 +25,9 @@ LAYERS = (
     "errors < cpu < cublaslt_library nvrtc < sim < arrays"
     " < huge_pages random kernel scratch cublaslt"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
-    " < checkpoint checkpoint_checks checkpoint_diff checkpoint_files checkpoint_reshard"
-    " checkpoint_shards config data interruption metrics progress run_folder testing training"
+    " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
+    " checkpoint_import checkpoint_reshard checkpoint_shards config data interruption metrics"
+    " progress run_folder testing training"
     " < cupyrec < checkpoint_commands cli commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}

@@ -13,7 +13,7 @@ from cupyrec.embedding.store import Rows
 from cupyrec.ops.row_digest import row_digest
 from cupyrec.ops.unique_keys import unique_keys
 
-__all__ = ["digest", "export_rows", "exported", "import_vectors"]
+__all__ = ["check_vectors", "digest", "export_rows", "exported", "import_vectors"]
 
 _ROWS = 1 << 16  # rows at a time
 _LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -66,6 +66,29 @@ def exported(group: Group) -> Iterator[Rows]:
         yield export_rows(group, first, min(first + _ROWS, len(group.store)))
 
 
+def check_vectors(where: str, vectors: np.ndarray, dtype: str) -> None:
+    """Raise unless vectors (N, D) are such that rows of this type can hold them.
+
+    Raises
+    ------
+    ValueError
+        A number is not finite, or for float16 too large.
+
+    Examples
+    --------
+    >>> check_vectors("f", np.array([[1e5]]), "float16")
+    Traceback (most recent call last):
+        ...
+    ValueError: f: 'vectors' must lie within float16, up to 65504, got 100000.
+    """
+    if bad := int((~np.isfinite(vectors).all(axis=1)).sum()):
+        raise ValueError(f"{where}: 'vectors' must be finite, got {bad} of {len(vectors)} not.")
+    if dtype == "float16" and (largest := np.abs(vectors).max(initial=0)) > _LARGEST_HALF:
+        raise ValueError(
+            f"{where}: 'vectors' must lie within float16, up to {_LARGEST_HALF:g}, got {largest:g}."
+        )
+
+
 def import_vectors(group: Group, tables: Any, ids: Any, vectors: Any) -> None:
     """Give keys these vectors, and the state of new rows; what a key had before is forgotten.
 
@@ -96,12 +119,7 @@ def import_vectors(group: Group, tables: Any, ids: Any, vectors: Any) -> None:
     errors.dtype(where, "vectors", vectors, np.float32)
     errors.axes(where, tables=(tables, "N"), ids=(ids, "N"), vectors=(vectors, f"N {group.width}"))
     tables, ids, vectors = map(arrays.to_host, (tables, ids, vectors))
-    if bad := int((~np.isfinite(vectors).all(axis=1)).sum()):
-        raise ValueError(f"{where}: 'vectors' must be finite, got {bad} of {len(ids)} not.")
-    if group.dtype == "float16" and (largest := np.abs(vectors).max(initial=0)) > _LARGEST_HALF:
-        raise ValueError(
-            f"{where}: 'vectors' must lie within float16, up to {_LARGEST_HALF:g}, got {largest:g}."
-        )
+    check_vectors(where, vectors, group.dtype)
     keys = unique_keys(tables, ids)
     if len(keys.ids) < len(ids):
         u = int(np.flatnonzero(np.diff(keys.offsets) > 1)[0])
