@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["at_least_0", "axes", "columns", "dtype", "positive", "rate", "vectors"]
+__all__ = ["at_least_0", "axes", "columns", "count", "dtype", "positive", "rate", "vectors"]
 
 
 def at_least_0(where: str, name: str, value: Any) -> float:
@@ -94,6 +94,23 @@ def columns(where: str, name: str, array: Any) -> None:
         raise ValueError(f"{where}: '{name}' must have D of at least 1, got shape {array.shape}.")
 
 
+def count(where: str, name: str, value: Any, least: int = 0) -> int:
+    """Return `value` as an int of at least `least`; ValueError or TypeError otherwise.
+
+    Examples
+    --------
+    >>> count("dot_interaction", "output_padding", -1)
+    Traceback (most recent call last):
+        ...
+    ValueError: dot_interaction: 'output_padding' must be at least 0, got -1.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{where}: '{name}' must be an integer, got {value!r}.")
+    if value < least:
+        raise ValueError(f"{where}: '{name}' must be at least {least}, got {value}.")
+    return int(value)
+
+
 def dtype(where: str, name: str, array: Any, *allowed: Any) -> None:
     """Raise TypeError unless `array` has one of the allowed dtypes.
 
@@ -119,11 +136,7 @@ def positive(where: str, name: str, value: Any) -> int:
         ...
     ValueError: FusedMLP: 'in_features' must be at least 1, got 0.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{where}: '{name}' must be an integer, got {value!r}.")
-    if value < 1:
-        raise ValueError(f"{where}: '{name}' must be at least 1, got {value}.")
-    return int(value)
+    return count(where, name, value, least=1)
 
 
 def rate(where: str, name: str, value: Any) -> float:

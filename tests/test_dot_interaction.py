@@ -226,6 +226,10 @@ def test_width(features, width, options, columns):
             "'output_padding' must be at least 0, got -1.",
         ),
         (
+            np.ones((4, 16), f32), np.ones((4, 3, 16), f32), {"output_padding": 1.5}, TypeError,
+            "'output_padding' must be an integer, got 1.5.",
+        ),
+        (
             np.ones((4, 16)), np.ones((4, 3, 16), f32), {}, TypeError,
             "'dense' must be float32, got float64.",
         ),

@@ -409,9 +409,7 @@ def dot_interaction(
             )
     if raw[1].shape[2] == 0:
         raise ValueError(f"{where}: D must be at least 1, got shape {raw[1].shape}.")
-    if output_padding < 0:
-        raise ValueError(f"{where}: 'output_padding' must be at least 0, got {output_padding}.")
     return _DotInteraction.apply(
         dense, sparse, self_interaction=self_interaction, output_concat=output_concat,
-        output_padding=output_padding,
+        output_padding=errors.count(where, "output_padding", output_padding),
     )  # fmt: skip
