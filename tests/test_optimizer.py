@@ -217,6 +217,18 @@ def test_another_optimizer_takes_over():
     assert [part.name for part in model.embedding.group.store.state] == ["m", "v"]
 
 
+def test_another_optimizer_keeps_gradients():
+    """As one of PyTorch's does: between backward and step, or while they are accumulated."""
+    first, second = nn.Parameter([1.0, 2.0]), nn.Parameter([4.0])
+    SGD([first, second], 1.0)
+    (first.sum() * 3).backward()
+    optimizer = SGD([second, first], 0.5)
+    assert (first.grad.tolist(), second.grad) == ([3.0, 3.0], None)
+    (first.sum() + second.sum()).backward()
+    optimizer.step()
+    assert (first.data.tolist(), second.data.tolist()) == ([-1.0, 0.0], [3.5])
+
+
 def test_the_rate_of_the_next_step():
     parameter = nn.Parameter([0.0])
     optimizer = SGD([parameter], 8.0, schedule=optim.WarmupPolynomial(4))

@@ -79,6 +79,8 @@ class ParameterGroup:
     def flatten(self, xp: ModuleType, state: dict[str, float]) -> None:
         """Move the parameters into one buffer of an array module; states start from values given.
 
+        Gradients that there are move into theirs.
+
         Examples
         --------
         >>> group = ParameterGroup("SGD", {"params": [Tensor([1.0], requires_grad=True)]})
@@ -94,7 +96,10 @@ class ParameterGroup:
             self.parameters, self.views(self.data), self.views(self.grad), strict=True
         ):
             data[...] = p.data
-            p.data, p.grad_buffer, p.grad = data, grad, None
+            if p.grad is not None:
+                grad[...] = p.grad
+                p.grad = grad
+            p.data, p.grad_buffer = data, grad
 
     def views(self, flat: Any) -> list[Any]:
         """Return each parameter's part of a flat buffer, in its shape.
