@@ -59,10 +59,11 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
         raise ValueError("train_step: 'batch' must have labels, got none.")
     batch = batch.to(model.device)
     logits = model(batch.dense, batch.ids)  # unseen ids get rows
-    loss = bce_with_logits(logits, batch.labels)  # mean over the batch
+    scale = None if optimizer.scaler is None else optimizer.scaler.factor
+    loss = bce_with_logits(logits, batch.labels, gradient_scale=scale)  # mean over the batch
     if model.device == "cpu":
         _check_finite(loss, batch, model, optimizer)
-    loss.backward(optimizer.loss_gradient(loss))  # dense gradients, and one a row looked up
+    loss.backward()  # dense gradients, and one a row looked up
     optimizer.step(loss)  # clip by the norm of both, update both
     return loss
 

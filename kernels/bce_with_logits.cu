@@ -1,5 +1,5 @@
 // What: loss = 1/total * sum over b of  max(z, 0) - z * y + log(1 + exp(-|z|)), and, unless it is
-//   null, dz = (sigmoid(z) - y) / total.
+//   null, dz = (sigmoid(z) - y) / total, times `scale` unless that is null.
 // Who does what: blocks of 128 threads, two consecutive samples a thread, loaded VECTOR at a
 //   time. Terms are float32, their sums float64: within a block by shuffles, then over its warps in
 //   order. A grid of one block writes the loss; others a part each, which the last block to come
@@ -45,7 +45,7 @@ __device__ __forceinline__ float slope(float z, float y) {
 
 extern "C" __global__ void __launch_bounds__(128)
     bce_with_logits(const float* z, const float* y, int64_t n, double total, double* parts,
-                    uint32_t* counter, float* loss, float* dz) {
+                    uint32_t* counter, float* loss, float* dz, const float* scale) {
     const int64_t i = thread_number() * SAMPLES;
     const Floats<SAMPLES> logit = some(z, i, n), label = some(y, i, n);
     double sum = 0;
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(128)
         if (i + j < n) sum += term(logit.at[j], label.at[j]);
     }
     if (dz) {
-        const float factor = 1.0f / static_cast<float>(total);
+        const float factor = (scale ? *scale : 1.0f) / static_cast<float>(total);
         Floats<SAMPLES> gradient;
 #pragma unroll
         for (int j = 0; j < SAMPLES; ++j) gradient.at[j] = slope(logit.at[j], label.at[j]) * factor;

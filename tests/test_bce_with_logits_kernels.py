@@ -145,6 +145,27 @@ def test_one_launch_gives_loss_and_gradient(sim):
     assert op._kernel.geometry(B=65_536).grid == 256
 
 
+@pytest.mark.parametrize("batch", [0, 17, 1025])
+def test_gradient_scale_is_of_the_gradient_alone(np_or_xp, batch):
+    logits, labels = case(batch)
+    loss, gradient = on_host(run(np_or_xp, logits, labels))
+    scale = np_or_xp.asarray(np.array([2.0**16], f32))
+    same, scaled = on_host(run(np_or_xp, logits, labels, gradient_scale=scale))
+    np.testing.assert_array_equal(same, loss)
+    np.testing.assert_array_equal(scaled, gradient * f32(2.0**16))
+
+
+def test_gradient_scale_takes_no_launch(sim):
+    logits, labels = (sim.asarray(a) for a in case(17))
+    scale = sim.full(1, 2.0**16, f32)
+    for _ in range(2):
+        with sim.record() as seen:
+            z = Tensor(logits, requires_grad=True)
+            loss = bce_with_logits(z, labels, gradient_scale=scale)
+            loss._node.backward(unit_gradient(loss.data))
+    assert [launch.name for launch in seen.launches] == ["bce_with_logits"]
+
+
 def test_another_gradient_takes_one_launch_more(sim):
     logits, labels = (sim.asarray(a) for a in case(17))
     loss = bce_with_logits(Tensor(logits, requires_grad=True), labels)
@@ -170,3 +191,9 @@ def test_refuses(xp):
     ]:  # fmt: skip
         with pytest.raises(error, match=oracle.sentence(f"bce_with_logits: {text}")):
             bce_with_logits(*arguments)
+    text = "bce_with_logits: 'gradient_scale' must have axes (1), got shape (2,)."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        bce_with_logits(logits, labels, gradient_scale=xp.ones(2, f32))
+    text = "bce_with_logits: 'gradient_scale' must be float32, got float64."
+    with pytest.raises(TypeError, match=oracle.sentence(text)):
+        bce_with_logits(logits, labels, gradient_scale=xp.ones(1))

@@ -1,7 +1,7 @@
 """Binary cross-entropy of logits. B samples.
 
     loss = 1/total * sum over b of  max(z, 0) - z * y + log(1 + exp(-|z|))
-    dz   = (sigmoid(z) - y) / total
+    dz   = (sigmoid(z) - y) / total * gradient_scale
 
 `total` is the size of the *global* batch, so that ranks' losses and gradients are summed. On a
 device one kernel writes the loss and, for it has all at hand, dz; backward multiplies dz by the
@@ -44,12 +44,14 @@ _SAMPLES = 256  # a block
 _kernel = Kernel(
     "bce_with_logits.cu", "bce_with_logits",
     "const float* z, const float* y, int64_t n, double total, double* parts, uint32_t* counter,"
-    " float* loss, float* dz",
-    lambda B: Geometry(blocks(B, _SAMPLES), 128), optional="parts counter dz",
+    " float* loss, float* dz, const float* scale",
+    lambda B: Geometry(blocks(B, _SAMPLES), 128), optional="parts counter dz scale",
 )  # fmt: skip
 
 
-def _device(xp: Any, logits: Any, labels: Any, total: int, wanted: bool) -> tuple[Any, Any]:
+def _device(
+    xp: Any, logits: Any, labels: Any, total: int, scale: Any, wanted: bool
+) -> tuple[Any, Any]:
     """The loss and, where it is wanted, its gradient."""
     n = logits.size
     loss = xp.empty((), np.float32) if n else xp.zeros((), np.float32)
@@ -60,30 +62,33 @@ def _device(xp: Any, logits: Any, labels: Any, total: int, wanted: bool) -> tupl
         parts, counter = xp.empty(count, np.float64), counters(xp, 1)
     outputs = [] if dz is None else [dz]
     macros = {"VECTOR": vector_width(2, logits, labels, *outputs)}
-    _kernel(logits, labels, n, total, parts, counter, loss, dz, macros=macros, B=n)
+    _kernel(logits, labels, n, total, parts, counter, loss, dz, scale, macros=macros, B=n)
     return loss, dz
 
 
 class _BCEWithLogits(Function):
-    def forward(self, logits, labels, total):
+    def forward(self, logits, labels, total, scale):
         self.xp = xp = arrays.namespace("bce_with_logits", logits, labels)
         self.total = max(1, total)
         if xp is not np:
             logits, labels = xp.ascontiguousarray(logits), xp.ascontiguousarray(labels)
-            loss, self.dz = _device(xp, logits, labels, self.total, any(self.needs))
+            loss, self.dz = _device(xp, logits, labels, self.total, scale, any(self.needs))
             return loss
         self.logits, self.labels = logits, labels
+        self.scale = 1.0 if scale is None else float(scale.item())
         return np.asarray(bce_terms(logits, labels).sum() / self.total, logits.dtype)
 
     def backward(self, grad):
         if self.xp is not np:
             return (self.dz if grad is unit_gradient(grad) else self.dz * grad), None
         probability = sigmoid(self.logits.astype(np.float64))
-        dz = (probability - self.labels) * (float(grad) / self.total)
+        dz = (probability - self.labels) * (float(grad) * self.scale / self.total)
         return dz.astype(self.logits.dtype), None
 
 
-def bce_with_logits(logits: Any, labels: Any, *, total: int | None = None) -> Any:
+def bce_with_logits(
+    logits: Any, labels: Any, *, total: int | None = None, gradient_scale: Any = None
+) -> Any:
     """Return the mean binary cross-entropy of logits against labels.
 
     Parameters
@@ -93,6 +98,8 @@ def bce_with_logits(logits: Any, labels: Any, *, total: int | None = None) -> An
         In [0, 1]; they get no gradient.
     total : int, optional
         Number of samples to divide by, B by default.
+    gradient_scale : (1,) array of float32, optional
+        Factor of the gradient, but not of the loss: `GradientScaler.factor`, at no further launch.
 
     Returns
     -------
@@ -115,4 +122,9 @@ def bce_with_logits(logits: Any, labels: Any, *, total: int | None = None) -> An
     errors.dtype("bce_with_logits", "labels", labels, raw.dtype)
     shape = "B" if raw.ndim == 1 else "B 1"
     (batch,) = errors.axes("bce_with_logits", logits=(raw, shape), labels=(labels, shape))
-    return _BCEWithLogits.apply(logits, labels, total=batch if total is None else total)
+    if gradient_scale is not None:
+        arrays.namespace("bce_with_logits", raw, gradient_scale)
+        errors.dtype("bce_with_logits", "gradient_scale", gradient_scale, np.float32)
+        errors.axes("bce_with_logits", gradient_scale=(gradient_scale, "1"))
+    total = batch if total is None else total
+    return _BCEWithLogits.apply(logits, labels, total=total, scale=gradient_scale)
