@@ -13,6 +13,7 @@
 namespace {
 
 constexpr int PIECE = 8;  // 16 bytes of 16-bit numbers
+constexpr int ENTRY = 5;  // numbers of a matrix in a table
 
 struct Matrix {
     const source_t* x;
@@ -79,14 +80,19 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // table: of each matrix the address, rows and columns of x, the row stride of y, and the number of
-// its first piece.
+// its first piece. x (rows, columns) is one more, from piece `last` on.
 extern "C" __global__ void __launch_bounds__(256)
-    cast_matrices(const int64_t* table, int count, result_t* y, int64_t pieces) {
+    cast_matrices(const int64_t* table, int count, const source_t* x, int64_t rows, int64_t columns,
+                  int64_t last, result_t* y, int64_t pieces) {
     const int64_t piece = thread_number();
     if (piece >= pieces) return;
-    int own = 0;
-    while (own + 1 < count && table[5 * (own + 1) + 4] <= piece) ++own;
-    const int64_t *m = table + 5 * own, first = m[4];
-    cast({reinterpret_cast<const source_t*>(m[0]), y + first * PIECE, m[1], m[2], m[3]},
-         piece - first);
+    Matrix own = {x, nullptr, rows, columns, (columns + PIECE - 1) / PIECE * PIECE};
+    int64_t first = last;
+    if (piece < last) {
+        for (; count > 1 && table[ENTRY + 4] <= piece; --count) table += ENTRY;
+        own = {reinterpret_cast<const source_t*>(table[0]), nullptr, table[1], table[2], table[3]};
+        first = table[4];
+    }
+    own.y = y + first * PIECE;
+    cast(own, piece - first);
 }

@@ -58,9 +58,9 @@ def _cast(xp: ModuleType, batch: int, width: int) -> Work:
 
 @case("cast_matrices", 1024)
 def _cast_matrices(xp: ModuleType, batch: int, width: int) -> Work:
-    xs = [floats(xp, batch, width), floats(xp, width), floats(xp, width, width)]
+    xs = [floats(xp, width), floats(xp, width, width), floats(xp, batch, width)]
     return Work(
-        lambda: tuple(cast_matrices(xs, np.float16)), sum(6 * x.size for x in xs),
+        lambda: tuple(cast_matrices(xs[:2], np.float16, xs[2])), sum(6 * x.size for x in xs),
         f"B={batch} N={width}", dtype="float16",
         naive=lambda: tuple(x.astype(np.float16) for x in xs),
     )  # fmt: skip

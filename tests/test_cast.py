@@ -96,8 +96,8 @@ def test_rows_are_padded_with_zeros(xp, columns, source):
     assert not got[:, columns:].any()
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-def test_several_matrices_in_one_launch(shift):
+@pytest.mark.parametrize(("shift", "last"), [(0, None), (1, (5, 13)), (0, (1, 3)), (1, (300, 8))])
+def test_several_matrices_in_one_launch(shift, last):
     pytest.importorskip("cupy", reason="pip install cupyrec[sim]")
     xp = arrays.module("sim")
     shapes = [(5, 13), (16, 8), (3,), (1, 1), (8,), (129, 40)]
@@ -107,10 +107,18 @@ def test_several_matrices_in_one_launch(shift):
     xs = [
         flat[i:j].reshape(s) for s, i, j in zip(shapes, ends[:-1], ends[1:], strict=True)
     ]  # as they lie in an optimizer's buffer
-    for _ in range(2):
+    for seed in range(2):
+        x = None if last is None else oracle.normals(last, seed=seed)
+        there = None if x is None else xp.asarray(x)
         with xp.record() as seen:
-            got = cast_matrices(xs, arrays.HALVES[0])
+            got = cast_matrices(xs, arrays.HALVES[0], there)
     assert [launch.name for launch in seen.launches] == ["cast_matrices"]
+    assert seen.syncs == 0
+    if last is not None:
+        y = got.pop().get()
+        assert y.tobytes() == cast_matrices(hosts, "float16", x)[-1].tobytes()
+        expected = np.pad(nearest(x, np.float16), ((0, 0), (0, -last[1] % 8)))
+        np.testing.assert_array_equal(y.astype(f32), expected)
     for x, y in zip(hosts, got, strict=True):
         y, own = y.get().astype(f32), tuple(slice(0, n) for n in x.shape)
         assert y.shape == tuple(-(-n // 8) * 8 for n in x.shape)

@@ -111,6 +111,21 @@ def test_a_single_output_rounds_no_dz(np_or_xp, sizes, amp):
         oracle.check_exact(got[i], expected[i])
 
 
+@pytest.mark.parametrize("amp", HALVES)
+@pytest.mark.parametrize("sizes", [(13, 16, 3), (13, 1)], ids=str)
+def test_zero_columns_may_fill_rows_up(np_or_xp, sizes, amp):
+    """They change no bit, and their gradient is 0."""
+    x, weights, biases, dy = data(oracle.normals, 33, sizes)
+    x = x.astype(arrays.HALVES[HALVES.index(amp)])
+    filled = np.pad(x, ((0, 0), (0, 3)))
+    got, expected = (
+        run(np_or_xp, a, weights, biases, dy, amp, linear_output=True) for a in (filled, x)
+    )
+    expected[1] = np.pad(expected[1], ((0, 0), (0, 3)))
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_same_bits(np_or_xp):
     case = data(oracle.normals, 65, (13, 64, 3))
     dropouts = [Dropout(0.3, 1, 2, layer) for layer in range(2)]
@@ -141,11 +156,11 @@ def test_a_gradient_that_overflows_is_infinite(np_or_xp):
 
 @pytest.mark.parametrize(("width", "last"), [(5, "cast_rows"), (1, "single_output_backward")])
 def test_launches(sim, width, last):
-    """Two casts forward; a matmul, or two, a layer; but one kernel does all of a single output."""
+    """A cast forward; a matmul, or two, a layer; but one kernel does all of a single output."""
     sizes = (13, 64, 128, width)
     forward, backward = launched(sim, sizes, linear_output=True, amp="float16")
     gemm = "cublaslt.matmul"
-    assert forward == ["cast_rows", "cast_matrices", gemm, "relu_dropout", gemm, gemm]
+    assert forward == ["cast_matrices", gemm, "relu_dropout", gemm, gemm]
     assert sorted(backward) == sorted([last, *[gemm] * (6 if width > 1 else 4)])
 
 
@@ -177,6 +192,13 @@ def test_refuses():
     text = "fused_mlp: 'x' must be float32 or float16, got bfloat16."
     with pytest.raises(TypeError, match=oracle.sentence(text)):
         fused_mlp(x.astype(arrays.HALVES[1]), weights, biases, amp="float16")
+    filled = np.zeros((3, 8), arrays.HALVES[1])
+    text = "fused_mlp: 'x' must have N = 2 like 'weights[0]', got shape (3, {})."
+    for wide in (filled.astype(f32), filled[:, :7]):
+        with pytest.raises(ValueError, match=oracle.sentence(text.format(wide.shape[1]))):
+            fused_mlp(wide, weights, biases, amp="bfloat16")
+    with pytest.raises(ValueError, match=oracle.sentence(text.format(8))):
+        fused_mlp(np.zeros((3, 8)), [np.ones((1, 2))], [np.ones(1)])
     text = "fused_mlp: 'weights[0]' must be float32, got float64."
     with pytest.raises(TypeError, match=oracle.sentence(text)):
         fused_mlp(x, [weights[0].astype(float)], biases, amp="float16")

@@ -54,6 +54,18 @@ def dlrm():
     return DLRM(4, F, 4, bottom=(6,), top=(6, 5), dropout=0.3)
 
 
+def dlrm16():
+    model = dlrm()
+    model.amp = "float16"
+    return model
+
+
+def dlrm_brain():
+    model = dlrm()
+    model.amp = "bfloat16"
+    return model
+
+
 def loss_of(model, data, kept=None):
     data = data.to(model.device)
     logits = model(data.dense) if isinstance(model, Tower) else model(data.dense, data.ids)
@@ -181,6 +193,7 @@ ACTS = {  # graphs launched in each step
     state_loaded: [0, 0, 2, 2, 2, 2],
 }
 CASES = [(Tower, act) for act in ACTS] + [(Normed, plainly), (dlrm, plainly), (dlrm, short_batches)]
+CASES += [(dlrm16, plainly), (dlrm_brain, plainly), (dlrm_brain, state_loaded)]
 
 
 @pytest.mark.parametrize(

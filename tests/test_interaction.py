@@ -83,6 +83,24 @@ def test_what_is_refused():
         nn.FusedDotInteraction()(np.zeros((2, 4), np.float32), np.zeros((2, 3, 5), np.float32))
 
 
+@pytest.mark.parametrize("padding", [0, 1, 6])
+def test_rows_are_whole_with_amp(np_or_xp, padding):
+    plain, layer = (nn.FusedDotInteraction(True, True, padding, whole_rows=w) for w in (0, 1))
+    inputs = [
+        np_or_xp.asarray(oracle.integers(shape, -2, 2).astype(np.float16))
+        for shape in ((3, 4), (3, 3, 4))
+    ]
+    expected = arrays.to_host(plain(*inputs))
+    assert layer.width(4, 4) == plain.width(4, 4) == expected.shape[1] == 14 + padding
+    np.testing.assert_array_equal(arrays.to_host(layer(*inputs)), expected)
+    plain.amp = layer.amp = "float16"
+    assert plain(*inputs).shape[1] == 14 + padding
+    got = arrays.to_host(layer(*inputs))
+    assert got.shape[1] == (16 if padding < 6 else 24)
+    np.testing.assert_array_equal(got[:, : 14 + padding], expected)
+    assert not got[:, 14 + padding :].any()
+
+
 @pytest.mark.parametrize("dtype", arrays.HALVES, ids=str)
 @pytest.mark.parametrize("pooling", ["none", "sum"])
 def test_amp_casts_what_is_not_of_16_bits(np_or_xp, pooling, dtype):

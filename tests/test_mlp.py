@@ -6,7 +6,8 @@ import pytest
 from oracle import sentence
 
 import cupyrec
-from cupyrec import nn, random
+from cupyrec import arrays, nn, random
+from cupyrec.nn.mlp import cast_together
 
 
 def seeded(*arguments, **options):
@@ -120,3 +121,41 @@ def test_an_input_of_another_width():
     text = "fused_mlp: 'x' must have N = 3 like 'weights[0]', got shape (2, 4)."
     with pytest.raises(ValueError, match=sentence(text)):
         seeded(3, [], 1)(np.zeros((2, 4), np.float32))
+
+
+@pytest.mark.parametrize("amp", [None, "float16", "bfloat16"])
+def test_what_is_cast_together_changes_no_bit(np_or_xp, amp):
+    mlps = [seeded(13, [16], 5).to(arrays.name(np_or_xp)), seeded(5, [], 1)]
+    mlps[1].to(arrays.name(np_or_xp))
+    for mlp in mlps:
+        mlp.amp = amp
+    x = np_or_xp.asarray(oracle.normals((9, 13)))
+    for given in (x, cupyrec.Tensor(x), cupyrec.Tensor(x, requires_grad=True)):
+        results = []
+        for together in (False, True):
+            own, halves = cast_together(given, mlps) if together else (given, [None, None])
+            y = mlps[1](mlps[0](own, halves[0]), halves[1])
+            y.backward(np_or_xp.ones(y.shape, y.dtype))
+            leaves = [p for mlp in mlps for p in mlp.parameters()]
+            leaves += [given] if isinstance(given, cupyrec.Tensor) and given.requires_grad else []
+            made = y.data, *(p.grad for p in leaves)
+            results.append([arrays.to_host(a).tobytes() for a in made])
+            for p in leaves:
+                p.zero_grad()
+        assert results[0] == results[1]
+
+
+def test_cast_together_takes_one_launch_and_sees_changes(sim):
+    mlps = [seeded(13, [16], 5).to("sim"), seeded(5, [], 1).to("sim")]
+    for mlp in mlps:
+        mlp.amp = "float16"
+    x = sim.asarray(oracle.normals((9, 13)))
+    for value in (1.0, 2.0):
+        mlps[1].biases[0].data[0] = value
+        with sim.record() as seen:
+            own, halves = cast_together(x, mlps)
+        assert [launch.name for launch in seen.launches] == ["cast_matrices"]
+        assert (own.shape, own.dtype) == ((9, 16), np.float16)
+        assert [len(h) for h in halves] == [4, 2]
+        assert halves[1][1].get()[0] == value
+    assert cast_together(None, mlps)[0] is None

@@ -7,6 +7,7 @@ from typing import Any
 
 from cupyrec import nn
 from cupyrec.graph import graphed
+from cupyrec.nn.mlp import cast_together
 
 __all__ = ["DLRM"]
 
@@ -71,6 +72,7 @@ class DLRM(nn.Module):
             self_interaction=self_interaction,
             output_concat=num_dense > 0,
             output_padding=output_padding,
+            whole_rows=True,
         )
         self.top = nn.FusedMLP(
             self.interaction.width(features, embedding_dim),
@@ -85,5 +87,6 @@ class DLRM(nn.Module):
 
     @graphed
     def _towers(self, dense: Any, vectors: Any) -> Any:
-        dense = self.bottom(dense) if self.bottom else None  # (B, D)
-        return self.top(self.interaction(dense, vectors))
+        dense, halves = cast_together(dense, [m for m in (self.bottom, self.top) if m])
+        dense = self.bottom(dense, halves[0]) if self.bottom else None  # (B, D)
+        return self.top(self.interaction(dense, vectors), halves[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupyrec.nn.module import Module
-from cupyrec.ops.cast import cast
+from cupyrec.ops.cast import cast, padded_width
 from cupyrec.ops.dot_interaction import dot_interaction, dot_interaction_width
 from cupyrec.ops.factorization_machine import factorization_machine
 
@@ -16,6 +16,7 @@ class FusedDotInteraction(Module):
     """Dot products of all pairs of features. dense (B, D), sparse (B, F, D) -> (B, width).
 
     With `amp` both are cast to that type, and so are the products; the sum of `pooling` is float32.
+    Zero columns then fill the rows up to whole 16 bytes with `whole_rows`.
 
     Parameters
     ----------
@@ -29,6 +30,9 @@ class FusedDotInteraction(Module):
         "sum" adds up all pairs into one column (a factorization machine, Rendle 2010); it takes
         neither `self_interaction`, `output_padding` nor, since there is nothing to put `dense`
         before, `output_concat`: pass False.
+    whole_rows : bool
+        Whether with `amp` there are as many zero columns more, beyond `width`, as a `FusedMLP` of
+        `width` inputs otherwise copies rows for.
 
     Raises
     ------
@@ -50,6 +54,7 @@ class FusedDotInteraction(Module):
         output_concat: bool = True,
         output_padding: int = 0,
         pooling: str = "none",
+        whole_rows: bool = False,
     ) -> None:
         if pooling not in ("none", "sum"):
             raise ValueError(
@@ -65,7 +70,7 @@ class FusedDotInteraction(Module):
             output_concat=output_concat,
             output_padding=output_padding,
         )
-        self.pooling = pooling
+        self.pooling, self.whole_rows = pooling, whole_rows
 
     def width(self, features: int, embedding_dim: int) -> int:
         """Return the number of output columns for `features` features, `dense` included.
@@ -85,4 +90,8 @@ class FusedDotInteraction(Module):
             sparse = cast(sparse, self.amp)
         if self.pooling == "sum":
             return factorization_machine(dense, sparse)
-        return dot_interaction(dense, sparse, **self.options)
+        options = dict(self.options)
+        if self.whole_rows and self.amp is not None:
+            width = self.width(sparse.shape[1] + (dense is not None), sparse.shape[2])
+            options["output_padding"] += padded_width(width) - width
+        return dot_interaction(dense, sparse, **options)

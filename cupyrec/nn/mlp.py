@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import errors, random
+from cupyrec import arrays, errors, random
+from cupyrec.autograd import Tensor
 from cupyrec.nn.module import Module, Parameter
+from cupyrec.ops.cast import cast_matrices
 from cupyrec.ops.fused_mlp import fused_mlp
 from cupyrec.ops.relu_dropout import Dropout
 
-__all__ = ["FusedMLP"]
+__all__ = ["FusedMLP", "cast_together"]
 
 
 class FusedMLP(Module):
@@ -97,11 +99,11 @@ class FusedMLP(Module):
         step = random.step() if any(rates) else 0
         return [Dropout(rate, self.dropout_seed, step, layer) for layer, rate in enumerate(rates)]
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, halves: Sequence[Any] | None = None) -> Any:
         return fused_mlp(
             x, self.weights, self.biases,
             dropouts=self.dropouts(), linear_output=self.skip_final_activation, tf32=self.tf32,
-            amp=self.amp,
+            amp=self.amp, halves=halves,
         )  # fmt: skip
 
     def after_first(self, y: Any) -> Any:
@@ -120,3 +122,37 @@ class FusedMLP(Module):
             dropouts=self.dropouts()[1:], linear_output=self.skip_final_activation, tf32=self.tf32,
             amp=self.amp,
         )  # fmt: skip
+
+
+def cast_together(x: Any, mlps: Sequence[FusedMLP]) -> tuple[Any, list[Any]]:
+    """Cast what perceptrons of one `amp` multiply, on a device in one launch.
+
+    Parameters
+    ----------
+    x : (B, N) array or Tensor, or None
+        Input of one of them.
+    mlps : sequence of FusedMLP
+
+    Returns
+    -------
+    x : (B, 8 * ceil(N / 8)) array of 16 bits
+        Itself where it has a gradient to get, or where there is nothing to cast.
+    halves : list
+        What each of `mlps` takes after its input.
+
+    Examples
+    --------
+    >>> mlp = FusedMLP(3, [4], 1)
+    >>> x, (halves,) = cast_together(np.ones((2, 3), np.float32), [mlp])
+    >>> mlp(x, halves).shape
+    (2, 1)
+    """
+    held = [[p.data for pair in zip(m.weights, m.biases, strict=True) for p in pair] for m in mlps]
+    xp, amp = arrays.namespace("cast_together", *held[0]), mlps[0].amp
+    if amp is None or xp is np:
+        return x, [None] * len(mlps)
+    flat = [xp.ascontiguousarray(array) for own in held for array in own]
+    plain = x is not None and not isinstance(x, Tensor) and x.dtype == np.float32
+    made = iter(cast_matrices(flat, amp, xp.ascontiguousarray(x) if plain else None))
+    halves = [[next(made) for _ in own] for own in held]
+    return next(made, x), halves

@@ -34,8 +34,10 @@ _rows = Kernel(
     _geometry,
 )  # fmt: skip
 _matrices = Kernel(
-    "cast.cu", "cast_matrices", "const int64_t* table, int count, result_t* y, int64_t pieces",
-    _geometry,
+    "cast.cu", "cast_matrices",
+    "const int64_t* table, int count, const source_t* x, int64_t rows, int64_t columns,"
+    " int64_t last, result_t* y, int64_t pieces",
+    _geometry, optional="x",
 )  # fmt: skip
 
 
@@ -114,7 +116,7 @@ _tables: dict[tuple, Any] = {}  # by what they hold
 _MOST_TABLES = 64
 
 
-def cast_matrices(xs: Sequence[Any], dtype: Any) -> list[Any]:
+def cast_matrices(xs: Sequence[Any], dtype: Any, last: Any = None) -> list[Any]:
     """Return vectors and matrices of float32 in 16 bits, on a device in one launch.
 
     Rows and columns are padded with zeros to multiples of 8.
@@ -122,28 +124,34 @@ def cast_matrices(xs: Sequence[Any], dtype: Any) -> list[Any]:
     Parameters
     ----------
     xs : sequence of (M, N) or (N,) arrays of float32
-        C-contiguous.
+        C-contiguous, and in the same place in most calls: a device keeps their addresses.
     dtype : dtype
+    last : (B, N) array of float32, optional
+        One more, from wherever it lies; C-contiguous, and no row is added to it.
 
     Returns
     -------
     list of (8 * ceil(M / 8), 8 * ceil(N / 8)) or (8 * ceil(N / 8),) arrays
+        And of one (B, 8 * ceil(N / 8)).
 
     Examples
     --------
     >>> cast_matrices([np.ones((2, 3), np.float32)], np.float16)[0].shape
     (8, 8)
     """
-    xp = arrays.namespace("cast", *xs)
+    xp, dtype = arrays.namespace("cast", *xs), np.dtype(dtype)
     shapes = [tuple(map(padded_width, x.shape)) for x in xs]
     if xp is np:
         pads = (
             [(0, m - n) for m, n in zip(s, x.shape, strict=True)]
             for s, x in zip(shapes, xs, strict=True)
         )
-        return [np.pad(cast_array(x, dtype), pad) for x, pad in zip(xs, pads, strict=True)]
+        made = [np.pad(cast_array(x, dtype), pad) for x, pad in zip(xs, pads, strict=True)]
+        return made if last is None else [*made, padded(last, dtype)]
     ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)]).tolist()
-    flat = xp.empty(ends[-1], dtype)
+    size = (0, 0) if last is None else last.shape
+    wide = size[0], padded_width(size[1])
+    flat = xp.empty(ends[-1] + wide[0] * wide[1], dtype)
     rows = tuple(
         (arrays.address(x), x.size // x.shape[-1], x.shape[-1], shape[-1], end // _PIECE)
         for x, shape, end in zip(xs, shapes, ends, strict=False)
@@ -153,12 +161,15 @@ def cast_matrices(xs: Sequence[Any], dtype: Any) -> list[Any]:
         if len(_tables) >= _MOST_TABLES:
             _tables.clear()
         _tables[key] = arrays.copy_to(xp, np.array(rows, np.int64))
-    pieces = ends[-1] // _PIECE
-    macros = _macros(np.float32, dtype)
-    _matrices(_tables[key], len(xs), arrays.bits(flat), pieces, macros=macros, pieces=pieces)
-    return [
+    pieces = flat.size // _PIECE
+    _matrices(
+        _tables[key], len(xs), last, *size, ends[-1] // _PIECE, arrays.bits(flat), pieces,
+        macros=_macros(np.float32, dtype), pieces=pieces,
+    )  # fmt: skip
+    made = [
         flat[i:j].reshape(shape) for shape, i, j in zip(shapes, ends[:-1], ends[1:], strict=True)
     ]
+    return made if last is None else [*made, flat[ends[-1] :].reshape(wide)]
 
 
 class _Cast(Function):

@@ -33,7 +33,7 @@ import numpy as np
 from cupyrec import arrays, cpu, cublaslt, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.cublaslt import Epilogue
-from cupyrec.ops.cast import cast_array, cast_matrices, padded
+from cupyrec.ops.cast import cast_array, cast_matrices, padded, padded_width
 from cupyrec.ops.relu_dropout import (
     Dropout,
     bias_relu_dropout_cpu,
@@ -73,10 +73,12 @@ def _weight_cuts(rows: int, columns: int) -> list[tuple[slice, slice]]:
 class _FusedMLP(Function):
     """With `amp`, arrays of float32 hold what is rounded to 16 bits."""
 
-    def forward(self, x, *parameters, dropouts, linear_output, tf32, amp):
+    def forward(self, x, *parameters, dropouts, linear_output, tf32, amp, halves):
         self.amp, self.given = amp, x.dtype
-        x = self._rounded(np.ascontiguousarray(x))
         self.weights = [self._rounded(w) for w in parameters[0::2]]
+        columns = self.weights[0].shape[1]
+        self.filling = x.shape[1] - columns
+        x = self._rounded(np.ascontiguousarray(x[:, :columns]))
         self.biases = [np.ascontiguousarray(b) for b in parameters[1::2]]
         hidden = len(self.biases) - linear_output
         self.biases[:hidden] = map(self._rounded, self.biases[:hidden])
@@ -161,20 +163,22 @@ class _FusedMLP(Function):
         if dx is not None:
             self._round(dx)
             dx = cast_array(dx, self.given)
+            dx = np.pad(dx, ((0, 0), (0, self.filling))) if self.filling else dx
         return (dx, *(g for pair in zip(dweights, dbiases, strict=True) for g in pair))
 
 
 class _FusedMLPOnDevice(Function):
-    def forward(self, x, *parameters, dropouts, linear_output, tf32, amp):
+    def forward(self, x, *parameters, dropouts, linear_output, tf32, amp, halves):
         tf32 = tf32 and amp is None
         matmul = self.matmul = functools.partial(cublaslt.matmul, tf32=tf32)
         xp = arrays.namespace("fused_mlp", x)
         self.given, self.amp = x.dtype, amp
         contiguous = [xp.ascontiguousarray(p) for p in parameters]
-        if amp is not None:
-            x, own = padded(x, amp), cast_matrices(contiguous, amp)
-        else:
-            x, own = xp.ascontiguousarray(x), contiguous
+        x, own = xp.ascontiguousarray(x), contiguous
+        if amp is not None and (halves is not None or x.dtype == amp):
+            x, own = padded(x, amp), halves or cast_matrices(contiguous, amp)
+        elif amp is not None:
+            *own, x = cast_matrices(contiguous, amp, x)
         self.weights, biases = own[0::2], own[1::2]
         self.dropouts, self.linear_output = dropouts, linear_output
         self.x, self.masks = [x], []
@@ -235,7 +239,7 @@ class _FusedMLPOnDevice(Function):
         single_output_backward(dz, x, weight, dweights[i], dbiases[i], below, *relu)
         if i > 0 or below is None:
             return below
-        return cast_array(below[:, : dweights[i].size], self.given)
+        return cast_array(below[:, : self.inputs[0].shape[1]], self.given)
 
     def _below(self, xp, i, dz, dbiases):
         """Return the dz of the layer below, with its bias gradient in float32; of the first, dx."""
@@ -273,12 +277,14 @@ def fused_mlp(
     linear_output: bool = False,
     tf32: bool = False,
     amp: str | None = None,
+    halves: Sequence[Any] | None = None,
 ) -> Any:
     """Return the output of the perceptron above.
 
     Parameters
     ----------
     x : (B, N[0]) array or Tensor of float32, on the CPU also float64, with `amp` also of that type
+        Of 16 bits it may have zero columns beyond, up to whole 16 bytes.
     weights : sequence of (N[l+1], N[l]) arrays or Tensors
     biases : sequence of (N[l+1],) arrays or Tensors
     dropouts : sequence of Dropout, optional
@@ -289,6 +295,8 @@ def fused_mlp(
         Whether a GPU may round what it multiplies to TF32, 10 bits of the fraction.
     amp : {None, "float16", "bfloat16"}
         What is multiplied in, see above; weights and biases are then float32.
+    halves : sequence of arrays, optional
+        What `cast_matrices` has made of weights and biases in turn, in `amp`; for devices.
 
     Returns
     -------
@@ -320,9 +328,10 @@ def fused_mlp(
     errors.dtype("fused_mlp", "weights[0]", raw[1], *floats)
     half = _half(amp)
     errors.dtype("fused_mlp", "x", raw[0], raw[1].dtype, *([] if half is None else [half]))
-    _, columns = errors.axes("fused_mlp", **{"weights[0]": (raw[1], "M N"), "x": (raw[0], "B N")})[
-        :2
-    ]
+    errors.axes("fused_mlp", **{"weights[0]": (raw[1], "M N"), "x": (raw[0], "B C")})
+    columns = raw[1].shape[1]
+    if half is None or (raw[0].dtype, raw[0].shape[1]) != (half, padded_width(columns)):
+        errors.axes("fused_mlp", **{"weights[0]": (raw[1], "M N"), "x": (raw[0], "B N")})
     for i in range(len(weights)):
         weight, bias = raw[1 + i], raw[1 + len(weights) + i]
         errors.dtype("fused_mlp", f"weights[{i}]", weight, raw[1].dtype)
@@ -338,7 +347,10 @@ def fused_mlp(
         check_dropout("fused_mlp", f"dropouts[{i}]", dropout, len(raw[0]))
     pairs = [p for pair in zip(weights, biases, strict=True) for p in pair]
     op = _FusedMLP if xp is np else _FusedMLPOnDevice
-    return op.apply(x, *pairs, dropouts=dropouts, linear_output=linear_output, tf32=tf32, amp=half)
+    return op.apply(
+        x, *pairs, dropouts=dropouts, linear_output=linear_output, tf32=tf32, amp=half,
+        halves=halves,
+    )  # fmt: skip
 
 
 def _half(amp: str | None) -> np.dtype | None:
