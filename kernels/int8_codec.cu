@@ -10,26 +10,23 @@
 //   power of two, TILE at most 64.
 // Moves: encode 4 N DIM bytes read, N (DIM + 4) written; decode the reverse.
 // Tried: 6,912 rows of DIM 128: bytes 1.00 of the ideal both ways, sectors 1.04 and 1.00.
-//   __fdiv_rn for each element makes encode 696 instructions of sm_90 instead of 552, with a
-//   branch for each. ROWS 1, 2, 4, 8: 26, 29, 39, 62 registers, and 32, 64, 96, 128 KB of loads in
-//   flight an SM. decode, DIM 128: a TILE of 4, 8, 16, 32: 63, 57, 55, 53 instructions a
-//   row. Its loads are VECTOR codes, 4 bytes, so that what is in flight is short of registers:
-//   BATCH 8, 12, 16 take 59, 64, 83 on sm_90, 36, 52, 34 KB an SM; bounds for 5 blocks spill. To
-//   divide the scales before the loads of codes: 32 KB with BATCH 8. DIM 16 has 4 pieces a row:
-//   with a TILE of 32, 4 loads a lane and 30 KB, with 64, 8 and 40 KB, at 64 registers.
-#include "common.cuh"
-#include "ieee.cuh"
+//   __fdiv_rn for each element makes encode 144 instructions of sm_90 longer, with a branch for
+//   each. To round by comparing what truncation left to a half: 10 % more instructions. ROWS 1, 2,
+//   4, 8: 26, 29, 39, 62 registers, and 32, 64, 96, 128 KB of loads in flight an SM. decode, DIM
+//   128: a TILE of 4, 8, 16, 32: 63, 57, 55, 53 instructions a row. Its loads are VECTOR codes, 4
+//   bytes, so that what is in flight is short of registers: BATCH 8, 12, 16 took 59, 64, 83 on
+//   sm_90, 36, 52, 34 KB an SM; bounds for 5 blocks spill. To divide the scales before the loads of
+//   codes: 32 KB with BATCH 8. DIM 16 has 4 pieces a row: with a TILE of 32, 4 loads a lane and 30
+//   KB, with 64, 8 and 40 KB, at 64 registers.
+#include "int8_codec.cuh"
 
 namespace {
 
 constexpr int PIECES = DIM / VECTOR;
-constexpr uint32_t SMALLEST = 0x00800000u;  // bits of 2^-126
 
 struct alignas(VECTOR) Codes {
     int8_t at[VECTOR];
 };
-
-__device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 
 }  // namespace
 
@@ -38,34 +35,6 @@ namespace {
 
 constexpr int HELD = (PIECES + LANES - 1) / LANES;  // pieces of a row a lane
 constexpr int BATCH = HELD < 8 ? HELD : 8, GROUPS = WARP / LANES;
-constexpr uint32_t INFINITE = 0x7F800000u;  // bits
-
-// Divides by a row's scale as __fdiv_rn does, where the quotient matters: below 2^-80 it may be off
-// in its last bits, and the code is 0. The scale is brought to [2, 4) by a power of two, so that
-// nothing on the way leaves the range of floats; then from the rounded inverse two steps of Newton
-// give the rounded quotient (Markstein 1990).
-struct Divisor {
-    float power, scale, inverse;
-
-    __device__ __forceinline__ explicit Divisor(uint32_t bits)
-        : power(__uint_as_float((255u - (bits >> 23)) << 23)),
-          scale(__fmul_rn(__uint_as_float(bits), power)),
-          inverse(__frcp_rn(scale)) {}
-
-    __device__ __forceinline__ float quotient(float x) const {
-        const float scaled = __fmul_rn(x, power);
-        float q = __fmul_rn(scaled, inverse);
-        q = __fmaf_rn(__fmaf_rn(-q, scale, scaled), inverse, q);
-        return __fmaf_rn(__fmaf_rn(-q, scale, scaled), inverse, q);
-    }
-};
-
-__device__ __forceinline__ int code_of(float x, const Divisor& divisor) {
-    const float t = __fmul_rn(divisor.quotient(x), 127.0f);
-    const int whole = __float2int_rz(t);
-    const float rest = __fsub_rn(t, __int2float_rn(whole));  // exact
-    return whole + (rest >= 0.5f) - (rest <= -0.5f);
-}
 
 }  // namespace
 
@@ -102,16 +71,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        if (LANES == WARP) {
-            most[i] = __reduce_max_sync(FULL, most[i]);
-        } else {
-#pragma unroll
-            for (int other = LANES / 2; other > 0; other /= 2) {
-                most[i] = max(most[i], __shfl_xor_sync(FULL, most[i], other));
-            }
-        }
-        if (most[i] >= INFINITE) most[i] = 0x7FC00000u;  // NaN
-        if (most[i] < SMALLEST) most[i] = 0;
+        most[i] = scale_bits<LANES>(most[i]);
         const int64_t row = first + i * GROUPS;
         if (column == 0 && row < n) scales[row] = __uint_as_float(most[i]);
     }
@@ -166,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(256)
         }
         if (start == lane) {  // here, so that scales and codes are on their way together
 #pragma unroll
-            for (int r = 0; r < SCALES; ++r) steps[r] = ieee_div(steps[r], 127.0f);
+            for (int r = 0; r < SCALES; ++r) steps[r] = step_of(steps[r]);
         }
 #pragma unroll
         for (int j = 0; j < BATCH; ++j) {
@@ -179,8 +139,7 @@ extern "C" __global__ void __launch_bounds__(256)
             Floats<VECTOR> values;
 #pragma unroll
             for (int l = 0; l < VECTOR; ++l) {
-                const float value = ieee_mul(__int2float_rn(pieces[j].at[l]), step);
-                values.at[l] = magnitude(value) < SMALLEST ? 0.0f : value;
+                values.at[l] = decoded(pieces[j].at[l], step);
             }
             if (piece < tile * PIECES) store(to + int64_t(piece) * VECTOR, values);
         }

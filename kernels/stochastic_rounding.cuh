@@ -8,17 +8,6 @@
 #define FLOAT16 1
 #define BFLOAT16 2
 
-#if VALUE != FLOAT32
-struct Code {
-    uint16_t bits;
-};
-
-// N consecutive codes, moved by one instruction where N is 1, 2, 4 or 8 and the address allows it.
-template <int N>
-struct alignas(2 * N) Codes {
-    Code at[N];
-};
-
 // 16 random bits for each of N columns.
 template <int N>
 struct Chances {
@@ -42,6 +31,17 @@ __device__ __forceinline__ Chances<N> chances(int64_t id, uint32_t table, uint64
     }
     return r;
 }
+
+#if VALUE != FLOAT32
+struct Code {
+    uint16_t bits;
+};
+
+// N consecutive codes, moved by one instruction where N is 1, 2, 4 or 8 and the address allows it.
+template <int N>
+struct alignas(2 * N) Codes {
+    Code at[N];
+};
 
 __device__ __forceinline__ Code rounded(float x, uint32_t r) {
     constexpr uint32_t INFINITE = VALUE == FLOAT16 ? 0x7C00 : 0x7F80;

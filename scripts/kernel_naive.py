@@ -110,6 +110,36 @@ def int8_decode(codes: Any, scales: Any) -> Any:
     return codes * (scales / 127)[:, None]
 
 
+def encode_messages(xp: ModuleType, x: Any, counts: list[int], codec: str) -> Any:
+    """Peer by peer, of rows in their order."""
+    parts, first = [], 0
+    for count in counts:
+        rows, first = x[first : first + count], first + count
+        if codec == "int8":
+            codes, scales = int8_encode(xp, rows)
+            message = [scales.view(np.uint8), codes.reshape(-1).view(np.uint8)]
+        else:
+            message = [rows.astype(np.float16).reshape(-1).view(np.uint8)]
+        parts += [*message, xp.zeros(-sum(map(len, message)) % 16, np.uint8)]
+    return xp.concatenate(parts)
+
+
+def decode_messages(
+    xp: ModuleType, messages: Any, counts: list[int], sizes: Any, codec: str, width: int
+) -> Any:
+    parts, end = [], 0
+    for count, size in zip(counts, sizes, strict=True):
+        message, end = messages[end : end + 16 * size], end + 16 * size
+        if codec == "int8":
+            codes = message[4 * count : (4 + width) * count].view(np.int8)
+            scales = message[: 4 * count].view(np.float32)
+            parts.append(int8_decode(codes.reshape(count, width), scales))
+        else:
+            numbers = message[: 2 * width * count].view(np.float16)
+            parts.append(numbers.astype(np.float32).reshape(count, width))
+    return xp.concatenate(parts)
+
+
 def owners(tables: Any, ids: Any, ranks: int) -> Any:
     """In as many launches as there are signs here."""
     h = ids.astype(np.uint64) ^ np.uint64(0x5851F42D4C957F2D)

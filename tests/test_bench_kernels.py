@@ -309,7 +309,7 @@ def test_difference(expected, got, error):
 # Naive versions
 
 ALL = [(name, width) for name, (_, widths) in kernel_cases.CASES.items() for width in widths]
-NO_NAIVE = {"hash_find", "hash_find_or_insert", "hash_delete", "round_rows"}  # keys decide
+NO_NAIVE = set("hash_find hash_find_or_insert hash_delete round_rows encode_at_random".split())
 DRAWN = {"relu_dropout_forward", "relu_dropout_16_forward", "initial_uniform", "initial_normal"}
 
 
@@ -366,7 +366,8 @@ NEAR_IDEAL = {
     "gather_rows", "round_rows", "int8_encode", "int8_decode", "bce", "bce_and_gradient",
     "pool_rows", "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
     "batch_norm_forward", "batch_norm_backward", "cast_rows", "cast_matrices", "gather_rows_16",
-    "single_output_backward", "single_output_16_backward", "owners", "rank_sum",
+    "single_output_backward", "single_output_16_backward", "owners", "rank_sum", "encode_at_random",
+    *(f"{way}_messages{n}" for way in ("encode", "decode") for n in ("", "_16")),
     *(f"{op}{n}_{way}" for op in ("dot_interaction", "factorization_machine", "relu_dropout")
       for n in ("", "_16") for way in ("forward", "backward")),
 }  # fmt: skip
@@ -379,8 +380,7 @@ SMALL = {"bce", "bce_and_gradient", "cast_matrices"}  # 65,536 samples, or weigh
 NO_STREAM = SMALL | {
     "initial_uniform", "initial_normal",  # 12 bytes a vector are read; what is drawn bounds them
     "bag_numbers",  # a search, in offsets that L1 and L2 hold
-    "unique_keys",  # look-ups here and there, in a table that L2 holds
-    "partition",  # 8 bytes a key are placed, of which 2 are read
+    "unique_keys", "partition",  # look-ups in a table that L2 holds; 2 bytes are read to place 8
 }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from cupyrec.ops import (
     initial_vectors,
     int8_codec,
     layer_norm,
+    messages,
     move_rows,
     relu_dropout,
     rowwise_adagrad,
@@ -133,6 +134,12 @@ def rows_of(width, shift):
     segment_sum.segment_sum(x, keys, keys, index=keys, weights=floats(2))
     int8_codec.int8_encode(x)
     int8_codec.int8_decode(codes, floats(2), out=x)
+    sent = floats(8 * width + 16, dtype=np.uint8)
+    for codec in messages.CODECS:
+        messages.encode(x, [2], codec)
+        if codec != "none":
+            messages.encode(x, [2], codec, rounding=rounding)
+        messages.decode(sent, [2], codec, width, out=x)
     ranges = floats(1, dtype=np.int32), floats(1, dtype=np.int32), floats(1, 6, dtype=np.float64)
     distributions = initial_vectors.Distributions(*ranges)
     initial_vectors.initial_vectors(tables, keys, width, 0, distributions)
@@ -334,6 +341,7 @@ def test_special_cases_cover_what_users_have(special):
     assert any(macros["CHUNK"] < macros["WIDTH"] for macros in halves)
     names = (
         "gather_rows write_rows round_rows adam_rows segment_sum int8_decode layer_norm batch_norm"
+        " encode_messages decode_messages"
     )
     for name in names.split():
         assert {dict(m)["VECTOR"] for _, kernel, m in special if kernel == name} == {1, 2, 4}

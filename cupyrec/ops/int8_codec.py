@@ -4,6 +4,11 @@
     q = round((x / s) * 127), halves away from zero          0 where s is 0 or NaN
     x' = q * (s / 127)
 
+or, rounded at random by the 16 bits r of `cupyrec.ops.stochastic_rounding`, so that the mean of q
+is (x / s) * 127 up to 2^-16,
+
+    q = floor((x / s) * 127 + (r + 1/2) / 2^16)
+
 Each operation is rounded once, so that codes are the same on every device. A magnitude below 2^-126
 counts as 0, of x and of x'; s / 127 may lie below, so that x' is right for the smallest s too.
 """
@@ -17,47 +22,99 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.ops.stochastic_rounding import draw_chances
 
-__all__ = ["int8_decode", "int8_encode"]
+__all__ = ["decode_rows", "encode_rows", "int8_decode", "int8_encode", "rows_of_block"]
 
-_ROWS = 512  # rows a block of the CPU loops
-_SMALLEST, _LARGEST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
-_127, _HALF, _0, _NAN = np.float32(127), np.float32(0.5), np.float32(0), np.float32(np.nan)
+_NUMBERS = 1 << 16  # a block of the CPU loops
+_INFINITE, _SMALLEST, _SIGN = map(np.uint32, (0x7F800000, 0x00800000, 0x80000000))  # bits
+_BELOW_HALF = np.uint32(0x3EFFFFFF)  # of the largest number below 1/2
+_127, _0, _NAN = np.float32(127), np.float32(0), np.float32(np.nan)
+_TINY, _FRACTION = np.float32(2.0**-126), np.float32(2.0**-17)
 
 
 @cpu.exact_loop
-def _encode_cpu(x, codes, scales):
-    for i in range(x.shape[0]):
-        scale = _0
-        for d in range(x.shape[1]):
-            magnitude = abs(x[i, d])
-            if not magnitude <= _LARGEST:
-                scale = _NAN
-                break
-            scale = max(scale, magnitude)
-        if scale < _SMALLEST:
+def encode_rows(x, order, rounding, codes, scales) -> None:
+    """Encode rows x[order[i]] as number i, or x[i] if there is no order.
+
+    Parameters
+    ----------
+    x : (M, D) contiguous array of float32
+    order : (N,) array of int64, or None
+    rounding : tuple or None
+        Tables and ids of the rows of `x`, seed and step as uint64.
+    codes : (N, D) array of int8
+    scales : (N,) array of float32
+
+    Examples
+    --------
+    >>> codes, scales = np.empty((1, 2), np.int8), np.empty(1, np.float32)
+    >>> encode_rows(np.array([[2, -1]], np.float32), None, None, codes, scales)
+    >>> codes, scales
+    (array([[127, -64]], dtype=int8), array([2.], dtype=float32))
+    """
+    bits, width = x.view(np.uint32), x.shape[1]
+    chances = np.empty(width if rounding is not None else 0, np.uint16)
+    for i in range(codes.shape[0]):
+        at = i if order is None else order[i]
+        most = np.uint32(0)
+        for d in range(width):  # of integers: a maximum of floats would not be taken side by side
+            most = max(most, bits[at, d] & ~_SIGN)
+        scale = np.uint32(most).view(np.float32)
+        if most >= _INFINITE:
+            scale = _NAN
+        elif most < _SMALLEST:
             scale = _0
         scales[i] = scale
-        for d in range(x.shape[1]):
-            code = np.int32(0)
-            if scale > _0 and abs(x[i, d]) >= _SMALLEST:
-                t = x[i, d] / scale * _127
+        if not scale > _0:
+            codes[i] = 0
+            continue
+        if rounding is not None:
+            tables, ids, seed, step = rounding
+            draw_chances(tables[at], ids[at], seed, step, chances)
+        for d in range(width):
+            value = x[at, d] if bits[at, d] & ~_SIGN >= _SMALLEST else _0
+            t = value / scale * _127
+            if rounding is None:  # what lies just below a half stays below after the addition
+                t += np.uint32(bits[at, d] & _SIGN | _BELOW_HALF).view(np.float32)
                 code = np.int32(t)
-                rest = t - np.float32(code)  # exact
-                if rest >= _HALF:
-                    code += 1
-                elif rest <= -_HALF:
-                    code -= 1
-            codes[i, d] = code
+            else:
+                t += np.float32(2 * np.int32(chances[d]) + 1) * _FRACTION
+                code = np.int32(t)
+                code -= np.int32(np.float32(code) > t)
+            codes[i, d] = np.int8(code)
 
 
 @cpu.exact_loop
-def _decode_cpu(codes, scales, x):
-    for i in range(x.shape[0]):
+def decode_rows(codes, scales, order, x) -> None:
+    """Decode codes to rows x[order[i]], or x[i] if there is no order: see `encode_rows`.
+
+    Examples
+    --------
+    >>> x = np.zeros((2, 2), np.float32)
+    >>> codes, scales = np.array([[127, -64]], np.int8), np.array([12.7], np.float32)
+    >>> decode_rows(codes, scales, np.array([1]), x)
+    >>> x
+    array([[ 0. ,  0. ],
+           [12.7, -6.4]], dtype=float32)
+    """
+    for i in range(codes.shape[0]):
+        at = i if order is None else order[i]
         step = scales[i] / _127
-        for d in range(x.shape[1]):
+        for d in range(codes.shape[1]):
             value = np.float32(codes[i, d]) * step
-            x[i, d] = _0 if abs(value) < _SMALLEST else value
+            x[at, d] = _0 if abs(value) < _TINY else value
+
+
+def rows_of_block(width: int) -> int:
+    """Return how many rows a block of CPU loops has: so many that Python's part is small.
+
+    Examples
+    --------
+    >>> rows_of_block(16)
+    4096
+    """
+    return max(1, _NUMBERS // width)
 
 
 def _tile(pieces: int) -> int:
@@ -144,10 +201,15 @@ def int8_encode(x: Any, out: tuple[Any, Any] | None = None) -> tuple[Any, Any]:
     codes, scales = out
     given |= {"out[0]": (codes, np.int8, "N D"), "out[1]": (scales, np.float32, "N")}
     _check("int8_encode", **given)
-    if xp is np:
-        cpu.parallel(lambda i, j: _encode_cpu(x[i:j], codes[i:j], scales[i:j]), len(x), _ROWS)
-    else:
-        _encode_device(xp.ascontiguousarray(x), codes, scales)
+    x = xp.ascontiguousarray(x)
+    if xp is not np:
+        _encode_device(x, codes, scales)
+        return codes, scales
+
+    def block(i: int, j: int) -> None:
+        encode_rows(x[i:j], None, None, codes[i:j], scales[i:j])
+
+    cpu.parallel(block, len(x), rows_of_block(x.shape[1]))
     return codes, scales
 
 
@@ -180,8 +242,12 @@ def int8_decode(codes: Any, scales: Any, out: Any = None) -> Any:
     if out is None:
         out = (arrays.empty if xp is np else xp.empty)(codes.shape, np.float32)
     _check("int8_decode", **given, out=(out, np.float32, "N D"))
-    if xp is np:
-        cpu.parallel(lambda i, j: _decode_cpu(codes[i:j], scales[i:j], out[i:j]), len(out), _ROWS)
-    else:
+    if xp is not np:
         _decode_device(xp.ascontiguousarray(codes), xp.ascontiguousarray(scales), out)
+        return out
+
+    def block(i: int, j: int) -> None:
+        decode_rows(codes[i:j], scales[i:j], None, out[i:j])
+
+    cpu.parallel(block, len(out), rows_of_block(out.shape[1]))
     return out

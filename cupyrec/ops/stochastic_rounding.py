@@ -26,8 +26,8 @@ from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.random import philox4x32
 
 __all__ = [
-    "BFLOAT16", "FLOAT16", "FLOAT32", "check_counters", "round_rows", "round_vector",
-    "widen_vector",
+    "BFLOAT16", "FLOAT16", "FLOAT32", "check_counters", "draw_chances", "round_rows",
+    "round_vector", "widen_vector",
 ]  # fmt: skip
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2  # as in kernels/stochastic_rounding.cuh
@@ -58,6 +58,25 @@ def _rounded(x, r, value):
 
 
 @cpu.exact_loop
+def draw_chances(table, key, seed, step, r) -> None:
+    """Write the 16 random bits of each column of a key's row to an array of uint16.
+
+    Examples
+    --------
+    >>> r, zero = np.empty(3, np.uint16), np.uint64(0)
+    >>> draw_chances(np.uint32(0), 7, zero, zero, r)
+    >>> r
+    array([23658, 26546, 29201], dtype=uint16)
+    """
+    low, high = np.uint64(key) & _LOW, np.uint64(key) >> _32
+    for start in range(0, r.size, 8):
+        k = seed + np.uint64(start // 8 + 1) * _ODD
+        words = philox4x32(low, high, np.uint64(table), step, k & _LOW, k >> _32)
+        for m in range(min(8, r.size - start)):
+            r[start + m] = words[m // 2] >> np.uint64(m % 2 * 16) & np.uint64(0xFFFF)
+
+
+@cpu.exact_loop
 def round_vector(x, table, key, seed, step, value, codes) -> None:
     """Round a vector of float32 to codes of FLOAT16 or BFLOAT16, by the formula above.
 
@@ -78,13 +97,9 @@ def round_vector(x, table, key, seed, step, value, codes) -> None:
     >>> codes.view(np.float16)
     array([-2.], dtype=float16)
     """
-    low, high = np.uint64(key) & _LOW, np.uint64(key) >> _32
-    for start in range(0, x.size, 8):
-        k = seed + np.uint64(start // 8 + 1) * _ODD
-        words = philox4x32(low, high, np.uint64(table), step, k & _LOW, k >> _32)
-        for m in range(min(8, x.size - start)):
-            r = words[m // 2] >> np.uint64(m % 2 * 16) & np.uint64(0xFFFF)
-            codes[start + m] = _rounded(x[start + m], np.uint32(r), value)
+    draw_chances(table, key, seed, step, codes[: x.size])
+    for d in range(x.size):
+        codes[d] = _rounded(x[d], np.uint32(codes[d]), value)
 
 
 @cpu.exact_loop
