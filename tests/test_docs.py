@@ -18,14 +18,15 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "data.md").read_text("utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
 def commands(block: str) -> list[list[str]]:
     """The arguments of each ``cupyrec`` command in a block of shell."""
     lines = block.replace("\\\n", " ").splitlines()
-    return [words[1:] for words in map(shlex.split, lines) if words[0] == "cupyrec"]
+    split = (shlex.split(line, comments=True) for line in lines)
+    return [words[1:] for words in split if words[0] == "cupyrec"]
 
 
 @pytest.fixture
@@ -100,3 +101,19 @@ def test_the_page_on_embedding():
     """As ``python -m doctest`` runs it, to which a fence that follows output is more output."""
     result = doctest.testfile(str(ROOT / "docs" / "embedding.md"), module_relative=False)
     assert (result.failed, result.attempted) == (0, 28)
+
+
+def test_the_page_on_checkpoints(tmp_path, monkeypatch, capsys):
+    page = ROOT / "docs" / "checkpoints.md"
+    result = doctest.testfile(str(page), module_relative=False)
+    assert (result.failed, result.attempted) == (0, 16)
+    monkeypatch.chdir(tmp_path)
+    logs = trial.write_logs(tmp_path, rows=64)
+    for run, seed in (("first", 1), ("second", 2)):
+        assert trial.train(logs, tmp_path / "runs" / run, "--seed", seed) == 0
+    words = [words for block in blocks("sh", page.read_text("utf-8")) for words in commands(block)]
+    assert len(words) == 8
+    codes = {tuple(words): trial.command(*words) for words in words}
+    assert codes.pop(("checkpoint", "diff", "runs/first", "runs/second")) == 1
+    assert set(codes.values()) == {0}
+    assert '"imported": ' in capsys.readouterr().out
