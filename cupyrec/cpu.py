@@ -8,9 +8,6 @@ times faster than Numba's ``parallel=True``, may run in background threads, and 
 Phases are short, some twenty a training step, and a thread that sleeps takes 50 us to wake up, on a
 virtual machine 100 and more; so does the one that waits for it. So a thread that has nothing to do
 yields its core to whoever else wants it for half a millisecond, without the GIL, before it sleeps.
-
-Compiled loops are kept in `NUMBA_CACHE_DIR` if it is set, else in the user's cache folder, else in
-``__pycache__``.
 """
 
 from __future__ import annotations
@@ -19,12 +16,10 @@ import collections
 import contextlib
 import contextvars
 import functools
-import hashlib
 import logging
 import math
 import os
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,11 +28,12 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
-from numba.core import caching, cgutils, codegen, config, event
+from numba.core import cgutils, codegen, config, event
 from numba.extending import intrinsic
 from threadpoolctl import LibController, ThreadpoolController
 
 from cupyrec import errors
+from cupyrec.loop_cache import LoopCache
 
 __all__ = [
     "exact_inline", "exact_loop", "has", "loop", "num_threads", "parallel", "pointer", "prefetch",
@@ -45,50 +41,6 @@ __all__ = [
 ]  # fmt: skip
 
 logger = logging.getLogger("cupyrec")
-
-
-@functools.cache
-def _sources() -> str:
-    """Hash of all sources that hold loops."""
-    texts = [file.read_bytes() for file in sorted(Path(__file__).parent.rglob("*.py"))]
-    loops = [text for text in texts if b"@cpu." in text or b"exact_loop" in text]
-    return hashlib.sha256(b"".join(loops)).hexdigest()
-
-
-class _CacheFolder(caching.CompileResultCacheImpl):
-    """Numba's choice of a folder, but the package's own comes last: files there outlive an
-    uninstall, and what is left of the package then hides an editable install."""
-
-    _locator_classes = sorted(
-        caching.CompileResultCacheImpl._locator_classes,
-        key=lambda locator: locator.__name__.endswith("InTreeCacheLocator"),
-    )
-
-
-class _LoopCache(caching.FunctionCache):
-    """Numba's cache, but aware that loops inline each other across files.
-
-    Numba looks at the loop's own file alone, and would go on with an old row layout. What is saved
-    takes the place of what older sources left.
-    """
-
-    _impl_class = _CacheFolder
-
-    def __init__(self, function: Callable) -> None:
-        super().__init__(function)
-        locator = self._impl.locator
-        stamp = (locator.get_disambiguator(), locator.get_source_stamp(), _sources())
-        self._loop = f"{function.__module__}.{function.__qualname__}.{sys.implementation.cache_tag}"
-        self._stamp = hashlib.sha256(repr((numba.__version__, *stamp)).encode()).hexdigest()[:16]
-        name = f"{self._loop}-{self._stamp}"
-        self._cache_file = caching.IndexDataCacheFile(self.cache_path, name, self._stamp)
-
-    def save_overload(self, *result: object) -> None:
-        super().save_overload(*result)
-        for file in Path(self.cache_path).glob(f"{self._loop}-*"):
-            if self._stamp not in file.name:
-                with contextlib.suppress(OSError):
-                    file.unlink()
 
 
 @functools.cache  # once
@@ -103,7 +55,7 @@ def _decorator(**options: object) -> Callable[[Callable], Callable]:
     def decorate(function: Callable) -> Callable:
         dispatcher = numba.njit(nogil=True, error_model="numpy", **options)(function)
         try:
-            dispatcher._cache = _LoopCache(function)
+            dispatcher._cache = LoopCache(function)
         except RuntimeError:  # Numba's "no locator available"
             _say_uncached()
         return dispatcher

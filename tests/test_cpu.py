@@ -1,12 +1,8 @@
-import hashlib
 import logging
 import os
-import re
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -14,24 +10,6 @@ import oracle
 import pytest
 
 from cupyrec import cpu
-
-
-def test_every_file_with_loops_has_a_part_in_what_the_cache_is_known_by(monkeypatch):
-    """A change of any decorated function, inlined ones too, must change it."""
-    folder = Path(cpu.__file__).parent
-    decorated = re.compile(r"^@(cpu\.)?(loop|exact_loop|exact_inline)$", re.MULTILINE)
-    files = [f for f in folder.rglob("*.py") if decorated.search(f.read_text())]
-    assert len(files) > 20
-    seen = []
-    digest = hashlib.sha256
-
-    def watch(text=b""):
-        seen.append(text)
-        return digest(text)
-
-    monkeypatch.setattr(cpu.hashlib, "sha256", watch)
-    cpu._sources.__wrapped__()
-    assert not [file for file in files if file.read_bytes() not in seen[-1]]
 
 
 @pytest.mark.parametrize(
@@ -101,82 +79,6 @@ def test_threads_at_first(monkeypatch, variable, quota, threads):
     else:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     assert cpu._initial_threads() == threads
-
-
-INNER = """
-from cupyrec import cpu
-@cpu.exact_loop
-def add(x):
-    return x + 1
-"""
-OUTER = """
-from cupyrec import cpu
-from cupyrec.inner import add
-@cpu.exact_loop
-def twice(x):
-    return add(add(x))
-"""
-PROGRAM = """
-from cupyrec.outer import twice
-print(twice(5), sum(twice.stats.cache_hits.values()))
-"""
-
-
-@pytest.fixture
-def package(tmp_path):
-    """Another cupyrec, of two loops in two files, and how to run it."""
-    source = Path(cpu.__file__).parent
-    write(tmp_path, {f"cupyrec/{n}.py": t for n, t in [("inner", INNER), ("outer", OUTER)]})
-    for name in ("cpu.py", "errors.py"):
-        shutil.copy(source / name, tmp_path / "cupyrec")
-    (tmp_path / "cupyrec/__init__.py").touch()
-    home = tmp_path / "home"
-    home.mkdir()
-    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
-    environment |= {"PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(home), "HOME": str(home)}
-
-    def run(**more):
-        command = [sys.executable, "-c", PROGRAM]
-        done = subprocess.run(
-            command, env=environment | more, cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return (*map(int, done.stdout.split()), done.stderr)
-
-    return tmp_path / "cupyrec", run
-
-
-def test_cache_sees_a_change_of_what_a_loop_inlines(package):
-    folder, run = package
-    assert [run(), run()] == [(7, 0, ""), (7, 1, "")]
-    home = folder.parent / "home"
-    kept = sorted(file.suffix for file in home.rglob("*.nb?"))
-    assert ".nbc" in kept
-    assert not list(folder.rglob("*.nb?"))  # what outlives an uninstall hides the next install
-    for k in (2, 30):
-        write(folder, {"inner.py": INNER.replace("x + 1", f"x + {k}")})
-        assert [run(), run()] == [(5 + 2 * k, 0, ""), (5 + 2 * k, 1, "")]
-        assert sorted(file.suffix for file in home.rglob("*.nb?")) == kept
-    write(folder, {"plain.py": "x = 1"})  # holds no loop
-    assert run() == (65, 1, "")
-
-
-def test_cache_goes_where_it_can(package):
-    folder, run = package
-    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
-    (folder / "__pycache__").touch()  # even root cannot make a folder of that name
-    assert [run(), run()] == [(7, 0, ""), (7, 1, "")]  # in the user's cache folder
-    other = str(folder.parent / "other")
-    assert [run(NUMBA_CACHE_DIR=other)[1] for _ in range(2)] == [0, 1]
-    nowhere = str(folder / "__pycache__")
-    got = run(XDG_CACHE_HOME=nowhere, HOME=nowhere)
-    assert got[:2] == (7, 0)
-    assert got[2].count("found no folder to keep the compiled CPU loops in") == 1
-
-
-def test_numbas_own_cache_is_left_alone():
-    assert numba.core.dispatcher.FunctionCache is not cpu._LoopCache
-    assert not numba.njit(lambda x: x)._cache.cache_path
 
 
 @cpu.loop

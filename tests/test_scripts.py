@@ -50,7 +50,7 @@ def data(bench):
 ELSEWHERE = {
     "interaction_cases.py", "kernel_cases.py", "kernel_figures.py",
     "kernel_inputs.py", "kernel_naive.py", "kernel_page.py", "kernel_plot.py", "kernel_shapes.py",
-    "mlp_cases.py",    "normalization_cases.py", "optimizer_cases.py",
+    "exchange_cases.py", "mlp_cases.py", "normalization_cases.py", "optimizer_cases.py",
 }  # fmt: skip
 
 

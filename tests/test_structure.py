@@ -22,7 +22,7 @@ MAX_LINES = 450
 
 # Lower never imports higher; "cupyrec" is the namespace of cupyrec/__init__.py.
 LAYERS = (
-    "errors < cpu < cublaslt_library nvrtc < sim < arrays"
+    "errors < loop_cache < cpu < cublaslt_library nvrtc < sim < arrays"
     " < huge_pages random kernel scratch cublaslt"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
