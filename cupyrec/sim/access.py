@@ -59,15 +59,14 @@ class Place:
             self.base = machine.source(function, operand.base, "s64" if wide else "u32")
         else:
             at = machine.place(function, operand.base) if operand.base else 0
-            self.base = np.broadcast_to(np.int64(at), machine.lanes)
+            self.base = machine.everywhere(np.array(at, np.int64))
             variable = machine.variable(function, operand.base)
             if self.space == "generic" and variable:
                 self.space = variable.space
         bases = {"shared": machine.shared_base, "local": machine.local_base}
         self.window = bases.get(self.space)
-        self.anywhere = np.full(machine.lanes, -1, np.int64)
-        own = {"shared": machine.shared_index, "local": np.full(machine.lanes, machine.local_index)}
-        self.own = own.get(self.space, self.anywhere)
+        own = {"shared": machine.shared_index, "local": machine.local_index}
+        self.own = own.get(self.space, machine.any_index)
 
     def address(self, t: slice | np.ndarray) -> np.ndarray:
         """Absolute addresses, int64."""

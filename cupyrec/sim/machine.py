@@ -73,7 +73,9 @@ class Machine(Threads):
         self.order = Order(self.block)
         self.table = Table(heap, program.grain)
         self.shared_index = np.searchsorted(self.table.starts, self.shared_base)
-        self.local_index = np.searchsorted(self.table.starts, self.local.address)
+        local = np.searchsorted(self.table.starts, self.local.address)
+        self.local_index = np.full(self.lanes, local)
+        self.any_index = np.full(self.lanes, -1)
         self.registers: dict[tuple[str, str], np.ndarray] = {}
         self.stores: dict[tuple[str, str], np.ndarray] = {}  # .param space of calls
         self.suspects = np.empty((1 << 16, 4), np.int64)
@@ -182,10 +184,10 @@ class Machine(Threads):
             if value is None:
                 value = self.place(function, operand)
             value = np.asarray(value).astype(dtype)
-            return value if value.ndim else self._everywhere(value)
-        return self._everywhere(constant(operand, kind))
+            return value if value.ndim else self.everywhere(value)
+        return self.everywhere(constant(operand, kind))
 
-    def _everywhere(self, value: np.ndarray) -> np.ndarray:
+    def everywhere(self, value: np.ndarray) -> np.ndarray:
         """One value for all lanes: `numpy.broadcast_to`, but 50 times faster."""
         return np.ndarray(self.lanes, value.dtype, value, 0, (0,))
 
@@ -212,18 +214,17 @@ class Machine(Threads):
         """Make the step of an instruction."""
         function, instruction = self.code[pc]
         try:
-            step = control.decode(self, function, instruction, pc)
-            if step is None:
-                step = (
-                    self._lane_by_lane(function, instruction)
-                    or access.decode(self, function, instruction)
-                    or atomics.decode(self, function, instruction)
-                    or moves.decode(self, function, instruction)
-                    or carries.decode(self, function, instruction)
-                    or mbarriers.decode(self, function, instruction)
-                )
-                if instruction.guard and step:
-                    step = self._guarded(function, instruction, step)
+            step = self._lane_by_lane(function, instruction)  # most are such
+            jump = None if step else control.decode(self, function, instruction, pc)
+            step = jump or self._guarded(
+                function, instruction,
+                step
+                or access.decode(self, function, instruction)
+                or atomics.decode(self, function, instruction)
+                or moves.decode(self, function, instruction)
+                or carries.decode(self, function, instruction)
+                or mbarriers.decode(self, function, instruction),
+            )  # fmt: skip
         except (KeyError, IndexError, ValueError, TypeError) as error:
             raise instruction.unknown() from error
         if step is None:
@@ -231,7 +232,11 @@ class Machine(Threads):
         self.steps[pc] = step
         return step
 
-    def _guarded(self, function: Function, instruction: Instruction, step: Step) -> Step:
+    def _guarded(
+        self, function: Function, instruction: Instruction, step: Step | None
+    ) -> Step | None:
+        if step is None or not instruction.guard:
+            return step
         guard = self.source(function, instruction.guard, "pred")
 
         def guarded(group: Group) -> tuple | None:
