@@ -8,7 +8,8 @@
 
 On the CPU a block of rows goes through all layers while it is in cache. So do gradients of small
 weights, which are added up over the blocks; those of large ones follow, cut by output rows, or by
-columns where rows are few. Matmuls are BLAS calls of one thread each, on blocks of fixed size.
+columns where rows are few. Matmuls are calls of one thread each, on blocks of fixed size, of BLAS
+or, where matrices are small, of `thin_matmul`.
 
 On a GPU a layer is one matmul of cublasLt, and one kernel more where there is dropout: bias, ReLU
 and mask, and in the backward pass the mask, 1 / (1 - rate) and bias gradient of the layer below,
@@ -44,6 +45,7 @@ from cupyrec.ops.relu_dropout import (
     relu_dropout_backward_cpu,
 )
 from cupyrec.ops.single_output import single_output_backward
+from cupyrec.ops.thin_matmul import thin_matmul
 
 __all__ = ["fused_mlp"]
 
@@ -51,6 +53,7 @@ _WEIGHT_ROWS = 256  # rows or columns of a weight gradient a block
 _SMALL = 1 << 14  # numbers of a weight whose gradient is added up over blocks
 _BLOCK = 1 << 16  # numbers of the widest layer a block of rows, of narrow ones
 _MOST = 64  # such blocks
+_THIN = 1 << 12  # numbers of a matrix that a BLAS would pack, or clear, for too little
 
 
 def _row_block(rows: int, columns: int) -> int:
@@ -60,6 +63,13 @@ def _row_block(rows: int, columns: int) -> int:
     many rows do too: a block has gradients of small weights to itself until they are added up.
     """
     return min(max(512, _BLOCK // columns, -(-rows // _MOST)), max(64, -(-rows // 8)))
+
+
+def _matmul(a: Any, b: Any, out: Any) -> None:
+    if min(b.size, out.size) <= _THIN and out.dtype == np.float32:
+        thin_matmul(a, b, out)
+    else:
+        np.matmul(a, b, out=out)
 
 
 def _weight_cuts(rows: int, columns: int) -> list[tuple[slice, slice]]:
@@ -93,7 +103,7 @@ class _FusedMLP(Function):
         def block(start: int, stop: int) -> None:
             for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
                 y = self.x[i + 1][start:stop]
-                np.matmul(self.x[i][start:stop], weight.T, out=y)
+                _matmul(self.x[i][start:stop], weight.T, y)
                 if linear_output and i == len(self.weights) - 1:
                     y += bias
                 else:
@@ -139,10 +149,10 @@ class _FusedMLP(Function):
                     np.sum(grad, axis=0, out=bias_sum)
                 if i in small:
                     out = weight_sums[i][start // size]
-                    np.matmul(grad.T, self.x[i][start:stop], out=out)
+                    _matmul(grad.T, self.x[i][start:stop], out)
                 below = dz[i - 1] if i > 0 else dx
                 if below is not None:
-                    np.matmul(grad, self.weights[i], out=below[start:stop])
+                    _matmul(grad, self.weights[i], below[start:stop])
 
         dweights = [self.grad_room(1 + 2 * i) for i in range(layers)]
         dbiases = [self.grad_room(2 + 2 * i) for i in range(layers)]
