@@ -205,7 +205,8 @@ def _together(tables: Any, ids: Any) -> Found:
     def number(p: int, _: int) -> None:
         i, j = borders[p : p + 2]
         size = j - i if p else ids.size  # others are added to the first
-        room, slots = _room(size), arrays.empty(_words_for(size), np.uint64)
+        room = _room(size)
+        slots = arrays.empty(_words_for(size // 2), np.uint64)  # so many keys come several times
         slots.fill(0)
         parts[p] = room, *_add_cpu(tables[i:j], ids[i:j], slots, 0, *room, inverse[i:j])
 
