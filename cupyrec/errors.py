@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["at_least_0", "axes", "columns", "count", "dtype", "positive", "rate", "vectors"]
+__all__ = [
+    "at_least_0", "axes", "columns", "count", "dtype", "number", "positive", "rate", "vectors",
+]  # fmt: skip
 
 
 def at_least_0(where: str, name: str, value: Any) -> float:
@@ -20,9 +22,7 @@ def at_least_0(where: str, name: str, value: Any) -> float:
         ...
     ValueError: layer_norm: 'eps' must be finite and at least 0, got -1.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
-        raise TypeError(f"{where}: '{name}' must be a number, got {value!r}.")
-    if not 0 <= value < math.inf:
+    if not 0 <= number(where, name, value) < math.inf:
         raise ValueError(f"{where}: '{name}' must be finite and at least 0, got {value}.")
     return float(value)
 
@@ -126,6 +126,21 @@ def dtype(where: str, name: str, array: Any, *allowed: Any) -> None:
         raise TypeError(f"{where}: '{name}' must be {names}, got {array.dtype}.")
 
 
+def number(where: str, name: str, value: Any) -> float:
+    """Return a number as a float; TypeError where it is none.
+
+    Examples
+    --------
+    >>> number("SGD", "lr", "0.1")
+    Traceback (most recent call last):
+        ...
+    TypeError: SGD: 'lr' must be a number, got '0.1'.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
+        raise TypeError(f"{where}: '{name}' must be a number, got {value!r}.")
+    return float(value)
+
+
 def positive(where: str, name: str, value: Any) -> int:
     """Return `value` as an int of at least 1; ValueError or TypeError otherwise.
 
@@ -149,9 +164,7 @@ def rate(where: str, name: str, value: Any) -> float:
         ...
     ValueError: FusedMLP: 'out_dropout_rate' must lie in [0, 1), got 1.5.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
-        raise TypeError(f"{where}: '{name}' must be a number, got {value!r}.")
-    if not 0 <= value < 1:
+    if not 0 <= number(where, name, value) < 1:
         raise ValueError(f"{where}: '{name}' must lie in [0, 1), got {value}.")
     return float(value)
 

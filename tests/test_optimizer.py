@@ -281,6 +281,25 @@ def test_what_is_refused(build, error, text):
     SGD([nn.Parameter([1.0])], 0.0).step()  # a learning rate of 0 is one
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        (SGD, {"lr": "0.1"}, "lr"), (SGD, {"lr": None}, "lr"), (SGD, {"lr": True}, "lr"),
+        (SGD, {"clip_norm": "1"}, "clip_norm"), (SGD, {"momentum": None}, "momentum"),
+        (SGD, {"weight_decay": "0"}, "weight_decay"), (SGD, {"l2": [0]}, "l2"),
+        (Adam, {"betas": 0.9}, "betas"), (Adam, {"betas": ("a", 0.9)}, "betas"),
+        (Adam, {"eps": "a"}, "eps"), (optim.FTRL, {"lambda1": "a"}, "lambda1"),
+        (Adagrad, {"initial_accumulator": None}, "initial_accumulator"),
+        (SGD, {"schedule": lambda step: "a"}, "schedule"),
+    ],
+)  # fmt: skip
+def test_what_is_no_number_is_named(kind, options, name):
+    with pytest.raises(TypeError, match=f"^{kind.__name__}: '{name}' must be a?.*number"):
+        kind([nn.Parameter([1.0])], **({"lr": 0.1} | options)).step()
+    with pytest.raises(TypeError, match="^SGD: 'lr' must be a number, got 'x'"):
+        SGD([{"params": [nn.Parameter([1.0])], "lr": "x"}], 0.1)
+
+
 @pytest.mark.parametrize("later", [optim.SGD, optim.Adam])
 def test_an_optimizer_that_lost_its_parameters_refuses_to_step(later):
     model = models.DLRM(2, 3, embedding_dim=2, bottom=[], top=[4])

@@ -159,6 +159,8 @@ class Tables:
         return "\n".join(["{:>6} {:>7} {:>11} {:>11} {:>6} {:>7} {:>11}".format(*heads), *lines])
 
     def _table(self, where: str, table: int) -> Group:
+        if isinstance(table, bool) or not isinstance(table, (int, np.integer)):
+            raise TypeError(f"{where}: 'table' must be an integer, got {table!r}.")
         if not 0 <= table < self.num_tables:
             raise ValueError(f"{where}: 'table' must lie in [0, {self.num_tables}), got {table}.")
         return self.groups[self.widths[table]]

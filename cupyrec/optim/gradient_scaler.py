@@ -31,8 +31,8 @@ class GradientScaler:
 
     Raises
     ------
-    ValueError
-        A number out of bounds; or a second optimizer is given the scaler.
+    ValueError, TypeError
+        A number out of bounds, or none; or a second optimizer is given the scaler.
 
     Notes
     -----
@@ -60,6 +60,8 @@ class GradientScaler:
         backoff: float = 0.5,
         interval: int = 2000,
     ) -> None:
+        for name, value in [("initial", initial), ("growth", growth), ("backoff", backoff)]:
+            errors.number("GradientScaler", name, value)
         if not 1 <= initial <= LARGEST:
             raise ValueError(f"GradientScaler: 'initial' must lie in [1, 2^24], got {initial}.")
         if not 1 < growth <= LARGEST:

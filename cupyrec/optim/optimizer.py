@@ -80,9 +80,9 @@ class Optimizer(ABC):
         scaler: GradientScaler | None = None,
     ) -> None:
         where = type(self).__name__
-        if not (math.isfinite(lr) and lr >= 0):
+        if not 0 <= errors.number(where, "lr", lr) < math.inf:
             raise ValueError(f"{where}: 'lr' must be finite and not negative, got {lr}.")
-        if clip_norm is not None and not clip_norm > 0:
+        if clip_norm is not None and not errors.number(where, "clip_norm", clip_norm) > 0:
             raise ValueError(f"{where}: 'clip_norm' must be positive, got {clip_norm}.")
         if not (schedule is None or callable(schedule)):
             raise TypeError(f"{where}: 'schedule' must be callable or None, got {schedule!r}.")
@@ -221,7 +221,8 @@ class Optimizer(ABC):
         0.5
         """
         lr = self.lr if share is None or share.lr is None else share.lr
-        lr *= self.schedule(self.t + 1) if self.schedule else 1.0
+        if self.schedule:
+            lr *= errors.number(type(self).__name__, "schedule", self.schedule(self.t + 1))
         if not 0 <= lr <= _LARGEST:
             raise ValueError(
                 f"{type(self).__name__}: the learning rate must be a finite float32 and not "

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyrec import errors
 from cupyrec.embedding import StatePart
 from cupyrec.ops.adagrad import adagrad_dense, adagrad_rows
 from cupyrec.ops.adam import adam_dense, adam_rows
@@ -49,11 +50,10 @@ class SGD(Optimizer):
         nesterov: bool = False,
         **options: Any,
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"SGD: 'momentum' must lie in [0, 1), got {momentum}.")
+        self.momentum = errors.rate("SGD", "momentum", momentum)
         if nesterov and not momentum:
             raise ValueError("SGD: 'nesterov' must come with 'momentum', got 0.")
-        self.momentum, self.nesterov = float(momentum), nesterov
+        self.nesterov = nesterov
         self.state = ("momentum",) if momentum else ()
         super().__init__(parameters, lr, **options)
 
@@ -165,7 +165,9 @@ class Adam(Optimizer):
         **options: Any,
     ) -> None:
         where = type(self).__name__
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        if not isinstance(betas, (tuple, list)):
+            raise TypeError(f"{where}: 'betas' must be two numbers, got {betas!r}.")
+        if len(betas) != 2 or not all(0 <= errors.number(where, "betas", b) < 1 for b in betas):
             raise ValueError(f"{where}: 'betas' must be two numbers in [0, 1), got {betas}.")
         self.betas, self.eps = tuple(map(float, betas)), _checked_eps(where, eps)
         super().__init__(parameters, lr, **options)
@@ -290,7 +292,7 @@ class FTRL(Optimizer):
     ) -> None:
         self.constants = dict(lambda1=lambda1, lambda2=lambda2, beta=beta)
         for name, value in self.constants.items():
-            if not 0 <= value < math.inf:
+            if not 0 <= errors.number("FTRL", name, value) < math.inf:
                 raise ValueError(f"FTRL: '{name}' must be finite and not negative, got {value}.")
         self.initial_accumulator = _checked_accumulator("FTRL", initial_accumulator)
         self.constants = {name: float(value) for name, value in self.constants.items()}
@@ -310,13 +312,13 @@ class FTRL(Optimizer):
 
 def _checked_eps(where: str, eps: float) -> float:
     """Without it a gradient that was always zero would give 0/0."""
-    if not (math.isfinite(eps) and eps > 0):
+    if not 0 < errors.number(where, "eps", eps) < math.inf:
         raise ValueError(f"{where}: 'eps' must be finite and positive, got {eps}.")
     return float(eps)
 
 
 def _checked_accumulator(where: str, value: float) -> float:
-    if not (math.isfinite(value) and value >= 0):
+    if not 0 <= errors.number(where, "initial_accumulator", value) < math.inf:
         raise ValueError(
             f"{where}: 'initial_accumulator' must be finite and not negative, got {value}."
         )

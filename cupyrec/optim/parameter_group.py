@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays
+from cupyrec import arrays, errors
 from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group
 
@@ -56,7 +56,7 @@ class ParameterGroup:
         self.l2 = options.get("l2", defaults.get("l2", 0.0))
         for name in ("lr", "weight_decay", "l2"):
             if (value := getattr(self, name)) is not None:
-                if not 0 <= value < math.inf:
+                if not 0 <= errors.number(where, name, value) < math.inf:
                     raise ValueError(
                         f"{where}: '{name}' must be finite and not negative, got {value}."
                     )
