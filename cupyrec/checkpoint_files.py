@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cupyrec import __version__
+from cupyrec import __version__, errors
 
 __all__ = [
     "find_checkpoint", "new_folder", "read_manifest", "sync", "verify", "write_file",
@@ -75,8 +75,9 @@ def new_folder(path: str | os.PathLike, where: str, *, overwrite: bool = False) 
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
     temporary.mkdir()
     try:
-        yield temporary
-        sync(temporary)
+        with errors.naming(path):
+            yield temporary
+            sync(temporary)
         if path.exists():  # overwritten
             old = path.with_name(f".{path.name}.old")
             shutil.rmtree(old, ignore_errors=True)
@@ -86,10 +87,8 @@ def new_folder(path: str | os.PathLike, where: str, *, overwrite: bool = False) 
         else:
             temporary.rename(path)
         sync(path.parent)
-    except BaseException as error:
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # "No space left on device" alone says too little
         raise
 
 

@@ -37,6 +37,8 @@ OPTIMIZERS = {
     "ftrl": optim.FTRL,
 }  # fmt: skip
 
+_AMPS = "float32", "float16", "bfloat16"
+
 # flag -> section and key of the configuration
 _FLAGS = {
     "model": ("model", "name"),
@@ -126,12 +128,13 @@ def predict(options: argparse.Namespace) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
     try:
-        if output.suffix == ".npy":
-            np.save(temporary, probabilities)
-        else:
-            table = pa.table({"probability": probabilities})
-            write = parquet.write_table if output.suffix == ".parquet" else csv.write_csv
-            write(table, temporary)
+        with errors.naming(output):
+            if output.suffix == ".npy":
+                np.save(temporary, probabilities)
+            else:
+                table = pa.table({"probability": probabilities})
+                write = parquet.write_table if output.suffix == ".parquet" else csv.write_csv
+                write(table, temporary)
         temporary.replace(output)
     finally:
         temporary.unlink(missing_ok=True)
@@ -189,6 +192,10 @@ def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             f"train: --optimizer must be one of {sorted(OPTIMIZERS)}, "
             f"got '{settings['optimizer']['name']}'."
         )
+    if settings["training"]["amp"] not in _AMPS:
+        raise UsageError(
+            f"train: --amp must be one of {list(_AMPS)}, got '{settings['training']['amp']}'."
+        )
     return settings
 
 
@@ -224,8 +231,12 @@ def _run_folder(
         raise UsageError(f"{error} Give {ways}.") from None
     run.config = {"settings": settings, "schema": schema.to_dict()}
     temporary = run.path / ".config.tmp"  # half a file would be half the settings when resumed
-    temporary.write_text(config.to_toml(settings), "utf-8")
-    temporary.replace(run.path / "config.toml")
+    try:
+        with errors.naming(run.path / "config.toml"):
+            temporary.write_text(config.to_toml(settings), "utf-8")
+        temporary.replace(run.path / "config.toml")
+    finally:
+        temporary.unlink(missing_ok=True)
     return run
 
 

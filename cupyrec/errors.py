@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 __all__ = [
-    "at_least_0", "axes", "columns", "count", "dtype", "number", "positive", "rate", "vectors",
+    "at_least_0", "axes", "columns", "count", "dtype", "naming", "number", "positive", "rate",
+    "vectors",
 ]  # fmt: skip
 
 
@@ -124,6 +128,26 @@ def dtype(where: str, name: str, array: Any, *allowed: Any) -> None:
     if array.dtype not in [np.dtype(d) for d in allowed]:
         names = " or ".join(np.dtype(d).name for d in allowed)
         raise TypeError(f"{where}: '{name}' must be {names}, got {array.dtype}.")
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Let an OSError in this context name a file: "No space left on device" alone says too little.
+
+    Examples
+    --------
+    >>> with naming("a.npy"):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+        ...
+    OSError: [Errno 28] No space left on device: 'a.npy'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def number(where: str, name: str, value: Any) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cupyrec import checkpoint, checkpoint_files
+from cupyrec import checkpoint, checkpoint_files, errors
 from cupyrec.nn import Module
 from cupyrec.optim import Optimizer
 
@@ -107,7 +107,7 @@ class RunFolder:
         --------
         See the class.
         """
-        with open(self._metrics, "a") as stream:
+        with errors.naming(self._metrics), open(self._metrics, "a") as stream:
             stream.write(json_line(line) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -142,7 +142,8 @@ class RunFolder:
         """
         kept = [line for line in self.metrics() if line.get("step", step + 1) <= step]
         temporary = self._metrics.with_suffix(".tmp")
-        temporary.write_text("".join(json_line(line) + "\n" for line in kept))
+        with errors.naming(self._metrics):
+            temporary.write_text("".join(json_line(line) + "\n" for line in kept))
         temporary.replace(self._metrics)
 
     def save(

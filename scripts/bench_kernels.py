@@ -273,7 +273,7 @@ def parse_options() -> argparse.Namespace:
     """The options; whatever would only fail after the run is an error here."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=["sim", "cuda"])
-    parser.add_argument("--kernel", nargs="*", choices=sorted(CASES), metavar="NAME",
+    parser.add_argument("--kernel", nargs="+", choices=sorted(CASES), metavar="NAME",
                         help=", ".join(CASES))  # fmt: skip
     parser.add_argument("--shape", metavar="B=256,F=27,D=128", type=str.strip,
                         help="sizes instead of a case's own; without --kernel, of all cases that "
@@ -367,16 +367,19 @@ def main() -> None:
         for shape in kernel_shapes.shapes(name, options.shape, FULL_BATCH if timer else CHECKED):
             try:
                 row = one_case(timer, name, shape, bool(options.plot), launches)
-            except ValueError as error:
+            except (ValueError, MemoryError) as error:
                 if not options.shape:
                     raise
-                print(f"bench_kernels: {error}", file=sys.stderr)  # the op takes no such size
+                print(f"bench_kernels: {error}", file=sys.stderr)  # it takes no such size
                 sys.exit(2)
             rows.append(row)
             print(line(columns, row), file=sys.stderr, flush=True)
     print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
     print(json.dumps(rows))
-    write(options, timer and timer.gpu, rows, launches)
+    try:
+        write(options, timer and timer.gpu, rows, launches)
+    except OSError as error:  # the figures stand on stdout
+        sys.exit(f"bench_kernels: {error}")
     sys.exit(any(row.get("check", "ok") != "ok" for row in rows))
 
 

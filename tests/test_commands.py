@@ -139,6 +139,7 @@ def test_an_evaluation_that_falls_on_an_epochs_end_is_done_once(logs, tmp_path):
         (["--model", "dln"], "train: --model must be one of ['dlrm'], got 'dln'."),
         (["--set", "model.name=5"], "train: --model must be one of ['dlrm'], got '5'."),
         (["--optimizer", "adm"], "train: --optimizer must be one of"),
+        (["--amp", "half"], "--amp must be one of ['float32', 'float16', 'bfloat16'], got 'half'."),
         (["--set", "training.epoch=2"], "must be known (did you mean 'epochs'?), got 'epoch'."),
         (["--set", "model.tops=[2]"], "must be known (did you mean 'top'?), got 'tops'."),
         (["--set", "modl.top=[2]"], "must be known (did you mean 'model'?), got 'modl'."),
@@ -410,7 +411,7 @@ def test_a_failing_write_of_predictions_leaves_nothing(logs, tmp_path, capsys, m
 
     monkeypatch.setattr(np, "save", full)
     assert trial.command("predict", run, "--data", logs[5], "--output", output) == 1
-    assert "No space left on device" in capsys.readouterr().err
+    assert f"No space left on device: '{output}'" in capsys.readouterr().err
     assert list(output.parent.iterdir()) == []
 
 

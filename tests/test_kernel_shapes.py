@@ -1,5 +1,6 @@
 """``--shape`` of the kernel bench: how it is read, and what each case makes of it."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -123,3 +124,32 @@ def test_the_script_refuses_before_it_runs(monkeypatch, capsys, tmp_path, argume
         bench_kernels.main()
     assert ended.value.code == 2
     assert capsys.readouterr() == ("", f"bench_kernels: {said}\n")
+
+
+def test_the_script_takes_no_empty_list_of_kernels_for_all(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench_kernels.py", "--device", "sim", "--kernel"])
+    with pytest.raises(SystemExit) as ended:
+        bench_kernels.main()
+    assert ended.value.code == 2
+    assert "--kernel: expected at least one argument" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", ["no memory", "a full disk"])
+def test_the_script_says_what_it_lacks_room_for(monkeypatch, capsys, case):
+    def one_case(*_):
+        if case == "no memory":
+            raise MemoryError("Unable to allocate 6 TiB.")
+        return dict.fromkeys(bench_kernels.COUNTED, "-") | {"kernel": "sgd_rows", "shape": "B=4"}
+
+    monkeypatch.setattr(bench_kernels, "one_case", one_case)
+    arguments = ["--device", "sim", "--kernel", "sgd_rows", "--shape", "B=4", "--json", "/dev/full"]
+    monkeypatch.setattr(sys, "argv", ["bench_kernels.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        bench_kernels.main()
+    said = capsys.readouterr()
+    if case == "no memory":
+        assert ended.value.code == 2
+        assert "\nbench_kernels: Unable to allocate 6 TiB.\n" in said.err
+    else:
+        assert "bench_kernels: [Errno 28] No space left on device" in str(ended.value.code)
+        assert json.loads(said.out)[0]["kernel"] == "sgd_rows"  # the figures aren't lost

@@ -42,6 +42,13 @@ def test_metrics_survive_a_line_cut_short(tmp_path):
     assert run.metrics() == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": None}]
 
 
+def test_a_full_disk_is_told_by_the_file(tmp_path):
+    run = RunFolder(tmp_path)
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'metrics.jsonl'}'"):
+        run.log(step=1)
+
+
 def test_forget_after_drops_later_steps_results_and_broken_lines(tmp_path):
     run = RunFolder(tmp_path)
     for line in ({"step": 3}, {"step": 4, "loss": 1.0}, {"step": 5}, {"steps": 4, "seconds": 2.0}):

@@ -178,3 +178,10 @@ def test_bad_arguments(tmp_path, arguments, error, sentence):
     with pytest.raises(error, match=f"write_synthetic: {sentence}"):
         write_synthetic(tmp_path / "clicks.tsv", **{"rows": 1, **arguments})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_by_the_file(tmp_path):
+    (tmp_path / "a.tsv.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'a.tsv'}'"):
+        write_synthetic(tmp_path / "a.tsv", 10, seed=1)
+    assert list(tmp_path.iterdir()) == []

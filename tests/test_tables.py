@@ -128,6 +128,8 @@ def test_narrow_ids_may_be_imported_and_deleted(dtype):
     [
         (lambda t: t.export_table(2), ValueError,
          "export_table: 'table' must lie in [0, 2), got 2."),
+        (lambda t: t.export_table("0"), TypeError,
+         "export_table: 'table' must be an integer, got '0'."),
         (lambda t: t.delete(-1, np.array([1])), ValueError,
          "delete: 'table' must lie in [0, 2), got -1."),
         (lambda t: t.delete(0, np.array([1.0])), TypeError,

@@ -143,7 +143,7 @@ def _output(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
-        with contextlib.ExitStack() as stack:
+        with errors.naming(path), contextlib.ExitStack() as stack:
             file = stack.enter_context(partial.open("wb"))
             if path.suffix == ".gz":  # level 1: the text is nearly random, more gains little
                 file = stack.enter_context(gzip.GzipFile("", "wb", 1, file, mtime=0))
