@@ -173,7 +173,7 @@ def test_views_give_what_copies_give():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")
+@pytest.mark.filterwarnings("error")
 def test_nan_and_inf_in_one_row_reach_its_output_alone(value):
     x = oracle.normals((17, 3))
     weights, biases = parameters((3, 10, 10, 2), oracle.normals)
@@ -181,6 +181,17 @@ def test_nan_and_inf_in_one_row_reach_its_output_alone(value):
     y = fused_mlp(x, weights, biases, linear_output=True)
     assert not np.isfinite(y[5]).any()
     assert np.isfinite(np.delete(y, 5, axis=0)).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("width", [10, 300])
+@pytest.mark.filterwarnings("error")  # a skipped step of loss scaling is no news
+def test_gradients_that_overflow_are_passed_on(value, width):
+    weights, biases = parameters((3, width, width, 2), oracle.normals)
+    dy = np.zeros((17, 2), f32)
+    dy[5] = value, -value
+    result = run(oracle.normals((17, 3)), weights, biases, dy, linear_output=True)
+    assert all(not np.isfinite(g).all() for g in flat(result)[1:])
 
 
 def test_nan_in_a_parameter_reaches_every_output():
