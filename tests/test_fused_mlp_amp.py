@@ -8,6 +8,7 @@ from test_fused_mlp_kernels import DROPOUTS, data, launched, odd
 
 from cupyrec import Tensor, arrays, fused_mlp, nn
 from cupyrec.nn import EmbeddingMLP, MultiTableEmbedding
+from cupyrec.ops.cast import cast_matrices
 from cupyrec.ops.relu_dropout import Dropout
 
 f32 = np.float32
@@ -182,6 +183,20 @@ def test_layers_read_what_their_model_says(amp):
     got = layer(ids).numpy()
     assert (got != plain).any()
     np.testing.assert_allclose(got, plain, atol=0.02)
+
+
+def test_refuses_halves_of_something_else(xp):
+    x, weights, biases, _ = data(oracle.normals, 3, (2, 3))
+    x, weight, bias = (xp.asarray(a) for a in (x, weights[0], biases[0]))
+    halves = cast_matrices([weight, bias], "bfloat16")
+    for amp, got in (("float16", halves), ("bfloat16", halves[::-1]), ("bfloat16", halves[:1])):
+        said = " ".join(f"bfloat16{a.shape}" for a in got)
+        text = (
+            "fused_mlp: 'halves' must be what cast_matrices makes of weights and biases, "
+            f"{amp}(8, 8) {amp}(8,), got {said}."
+        )
+        with pytest.raises(ValueError, match=oracle.sentence(text)):
+            fused_mlp(x, [weight], [bias], amp=amp, halves=got)
 
 
 def test_refuses():

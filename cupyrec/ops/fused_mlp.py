@@ -357,11 +357,22 @@ def fused_mlp(
     for i, dropout in enumerate(dropouts):
         check_dropout("fused_mlp", f"dropouts[{i}]", dropout, len(raw[0]))
     pairs = [p for pair in zip(weights, biases, strict=True) for p in pair]
+    if halves is not None and xp is not np:
+        wanted = [(half, tuple(map(padded_width, p.shape))) for p in pairs]
+        if (given := [(h.dtype, h.shape) for h in halves]) != wanted:
+            raise ValueError(
+                "fused_mlp: 'halves' must be what cast_matrices makes of weights and biases, "
+                f"{_listed(wanted)}, got {_listed(given)}."
+            )
     op = _FusedMLP if xp is np else _FusedMLPOnDevice
     return op.apply(
         x, *pairs, dropouts=dropouts, linear_output=linear_output, tf32=tf32, amp=half,
         halves=halves,
     )  # fmt: skip
+
+
+def _listed(arrays: list[tuple[Any, tuple[int, ...]]]) -> str:
+    return " ".join(f"{dtype}{shape}" for dtype, shape in arrays)
 
 
 def _half(amp: str | None) -> np.dtype | None:
