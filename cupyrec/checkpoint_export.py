@@ -31,6 +31,7 @@ from cupyrec.checkpoint_shards import catch_up_history, count_ids, read_rows, se
 __all__ = ["export", "find_table"]
 
 _OPEN = 64  # tables written at a time: a process has few files
+_GROUP_BYTES = 8 << 20
 
 
 class _NPY:
@@ -55,7 +56,7 @@ class _NPY:
 
 
 class _Parquet:
-    """A table as one file."""
+    """A table as one file, whose row groups are of 8 MB and more."""
 
     def __init__(self, folder: Path, name: str, parts: dict[str, tuple], ids: int) -> None:
         self.files, fields = [folder / f"{name}.parquet"], []
@@ -63,7 +64,9 @@ class _Parquet:
             number = pa.from_numpy_dtype(dtype)
             column = {"ids": "id", "vectors": "vector"}.get(part, part)
             fields.append((column, pa.list_(number, *shape) if shape else number))
-        self._writer = parquet.ParquetWriter(self.files[0], pa.schema(fields))
+        self._kept: list[pa.RecordBatch] = []
+        # Floats hardly repeat: a dictionary of them costs time and saves nothing.
+        self._writer = parquet.ParquetWriter(self.files[0], pa.schema(fields), use_dictionary=False)
 
     def write(self, values: dict[str, np.ndarray]) -> None:
         columns = []
@@ -72,10 +75,20 @@ class _Parquet:
             if array.ndim == 2:
                 column = pa.FixedSizeListArray.from_arrays(column, array.shape[1])
             columns.append(column)
-        self._writer.write_batch(pa.record_batch(columns, schema=self._writer.schema))
+        self._kept.append(pa.record_batch(columns, schema=self._writer.schema))
+        if sum(batch.nbytes for batch in self._kept) >= _GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._kept:
+            self._writer.write_table(pa.Table.from_batches(self._kept))
+        self._kept = []
 
     def close(self) -> None:
-        self._writer.close()
+        try:
+            self._flush()
+        finally:
+            self._writer.close()
 
 
 _WRITERS = {"parquet": _Parquet, "npy": _NPY}
@@ -192,8 +205,9 @@ def _write(
         for rows in read_rows(path, entry, lambda tables, _: np.isin(tables, own)):
             states_of = {f"state.{name}": state for name, state in rows.states.items()}
             values = {"ids": rows.ids, "vectors": served(entry, history, rows).vectors, **states_of}
-            for table in np.unique(rows.tables).tolist():
-                mine = rows.tables == table
+            order = np.argsort(rows.tables, kind="stable")
+            tables, starts = np.unique(rows.tables[order], return_index=True)
+            for table, mine in zip(tables.tolist(), np.split(order, starts[1:]), strict=True):
                 writers[table].write({part: values[part][mine] for part in parts})
     for table, writer in writers.items():
         for file in writer.files:

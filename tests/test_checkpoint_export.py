@@ -29,6 +29,7 @@ def read(folder, name, form, part):
 def test_what_a_table_exports(form, shards, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_shards, "_ROWS", 16)
     monkeypatch.setattr(checkpoint_export, "_OPEN", 2)
+    monkeypatch.setattr(checkpoint_export, "_GROUP_BYTES", 500)
     layer = nn.MultiTableEmbedding(5, [3, 2, 3, 3, 3])
     optimizer = optim.Adam(layer.parameters(), 0.1)
     for table in (0, 1, 3, 4):
