@@ -73,8 +73,8 @@ def encode_rows(x, order, rounding, codes, scales) -> None:
             tables, ids, seed, step = rounding
             draw_chances(tables[at], ids[at], seed, step, chances)
         for d in range(width):
-            value = x[at, d] if bits[at, d] & ~_SIGN >= _SMALLEST else _0
-            t = value / scale * _127
+            value = x[at, d]  # read in any case, or it would be read under a mask
+            t = (value if bits[at, d] & ~_SIGN >= _SMALLEST else _0) / scale * _127
             if rounding is None:  # what lies just below a half stays below after the addition
                 t += np.uint32(bits[at, d] & _SIGN | _BELOW_HALF).view(np.float32)
                 code = np.int32(t)

@@ -32,7 +32,7 @@ from cupyrec.ops.stochastic_rounding import (
     FLOAT16,
     check_counters,
     round_vector,
-    widen_vector,
+    widened,
 )  # fmt: skip
 
 __all__ = ["CODECS", "UNIT", "decode", "encode", "sizes"]
@@ -85,8 +85,11 @@ def _encode_halves(x, order, rounding, value, codes):
 
 @cpu.exact_loop
 def _decode_halves(codes, order, value, out):
+    bits = out.view(np.uint32)
     for i in range(codes.shape[0]):
-        widen_vector(codes[i], value, out[i if order is None else order[i]])
+        to = i if order is None else order[i]
+        for d in range(codes.shape[1]):
+            bits[to, d] = widened(codes[i, d], value)
 
 
 @cpu.exact_loop
