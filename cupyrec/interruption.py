@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that is granted at the end of a step."""
+"""Ctrl-C and SIGTERM as a wish that is granted at the end of a step, or of a change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,38 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["interruption"]
+__all__ = ["held", "interruption"]
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of this context, which changes what must not be half changed.
+
+    It may also decorate a function. Threads other than the main one get no signals anyway.
+
+    Examples
+    --------
+    >>> done = []
+    >>> try:
+    ...     with held():
+    ...         signal.raise_signal(signal.SIGINT)
+    ...         done.append("all of it")
+    ... except KeyboardInterrupt:
+    ...     print(done)
+    ['all of it']
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    received: list[Any] = []
+    try:
+        signal.signal(signal.SIGINT, lambda *signalled: received.append(signalled))
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if received:
+            before(*received[0])
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from cupyrec.interruption import interruption
+from cupyrec.interruption import held, interruption
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -62,3 +62,42 @@ def test_a_thread_may_use_it_too():
     thread.start()
     thread.join()
     assert seen == [[]]
+
+
+def test_held_until_the_end_even_where_that_is_an_error():
+    done, before = [], signal.signal(signal.SIGINT, obey)
+
+    @held()
+    def change(error=None):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append(error)
+        if error:
+            raise error
+
+    try:
+        for error in (None, ValueError()):
+            with pytest.raises(Obeyed):
+                change(error)
+            assert signal.getsignal(signal.SIGINT) is obey
+        with interruption() as interrupted:
+            change()
+            assert interrupted == ["SIGINT"]
+        assert len(done) == 3
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        change()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_nothing_is_held_in_another_thread():
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    @held()
+    def change():
+        seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    thread.join()
+    assert seen == [before]

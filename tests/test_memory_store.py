@@ -1,4 +1,5 @@
 import copy
+import signal
 import weakref
 
 import numpy as np
@@ -9,6 +10,7 @@ from oracle import sentence
 
 from cupyrec.embedding import MemoryStore, Rows, StatePart, memory_store
 from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, FLOAT32, gather_rows
+from cupyrec.ops.hash_segments import Segments
 from cupyrec.ops.sgd import sgd_rows
 
 ENDS = [-(2**63), -1, 0, 1, 2**63 - 1]
@@ -177,27 +179,41 @@ def test_set_state_lets_each_chunk_go_once_its_rows_are_moved(small_chunks, monk
     np.testing.assert_array_equal(after.states["sum"], np.full((30, 3), 0.5))
 
 
-@pytest.mark.parametrize("turn", [0, 1, 2])
-@pytest.mark.parametrize("late", [False, True])
-def test_an_interrupted_set_state_loses_no_vector(small_chunks, monkeypatch, turn, late):
-    store = MemoryStore(3)
-    store.find_or_insert(np.zeros(20, np.uint32), np.arange(20), numbered(3))
-    before, turns, fill = store.export_rows(0, 20), iter(range(100)), MemoryStore._fill
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(Segments, "insert"), (Segments, "forget"), (MemoryStore, "_fill"), (MemoryStore, "_write")],
+)
+def test_an_interrupted_change_is_whole(small_chunks, monkeypatch, where, name):
+    store, change = MemoryStore(3), getattr(where, name)
+    tables, ids = np.zeros(40, np.uint32), np.arange(40)
+    store.find_or_insert(tables[:20], ids[:20], numbered(3))
 
     def interrupted(*arguments):
-        now = next(turns)
-        if now != turn or late:
-            fill(*arguments)
-        if now == turn:
-            raise KeyboardInterrupt
+        change(*arguments)
+        signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(MemoryStore, "_fill", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        store.set_state(STATE)
-    after = store.export_rows(0, 20)
-    np.testing.assert_array_equal(after.ids, before.ids)
-    np.testing.assert_array_equal(after.vectors, before.vectors)
-    np.testing.assert_array_equal(after.states["more"], np.full((20, 1), -1))
+    calls = [
+        lambda: store.find_or_insert(tables[:25], ids[:25], numbered(3)),
+        lambda: store.delete(tables[:7], ids[:7]),
+        lambda: store.set_state(STATE),
+        lambda: store.import_rows(Rows(tables[30:], ids[30:], numbered(3)(tables, ids)[30:], {})),
+    ]
+    monkeypatch.setattr(where, name, interrupted)
+    stopped = 0
+    for call in calls:
+        try:
+            call()
+        except KeyboardInterrupt:
+            stopped += 1
+    assert stopped
+    monkeypatch.undo()
+    store.find_or_insert(tables, ids, numbered(3))
+    assert len(store) == 40
+    rows = store.export_rows(0, 40)
+    assert sorted(rows.ids) == list(range(40))
+    np.testing.assert_array_equal(rows.vectors, numbered(3)(rows.tables, rows.ids))
+    np.testing.assert_array_equal(store.find(rows.tables, rows.ids), np.arange(40))
+    np.testing.assert_array_equal(rows.states["more"], np.full((40, 1), -1))
 
 
 def test_exports_are_copies():

@@ -23,10 +23,10 @@ MAX_LINES = 450
 # Lower never imports higher; "cupyrec" is the namespace of cupyrec/__init__.py.
 LAYERS = (
     "errors < loop_cache < cpu < cublaslt_library nvrtc < sim < arrays"
-    " < huge_pages random kernel scratch cublaslt"
+    " < huge_pages interruption random kernel scratch cublaslt"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
-    " checkpoint_import checkpoint_reshard checkpoint_shards config data interruption metrics"
+    " checkpoint_import checkpoint_reshard checkpoint_shards config data metrics"
     " progress run_folder testing training"
     " < cupyrec < checkpoint_commands cli commands __main__"
 )

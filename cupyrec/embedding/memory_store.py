@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, errors
+from cupyrec import arrays, errors, interruption
 from cupyrec.embedding.store import Rows, StatePart, Store
 from cupyrec.kernel import blocks
 from cupyrec.ops.embedding_rows import (
@@ -96,6 +96,7 @@ class MemoryStore(Store):
     def find(self, tables: Any, ids: Any) -> Any:
         return self._index.find(tables, ids)
 
+    @interruption.held()
     def find_or_insert(self, tables: Any, ids: Any, initial: Callable[[Any, Any], Any]) -> Any:
         first = len(self)
         rows = self._index.find_or_insert(tables, ids)
@@ -115,6 +116,7 @@ class MemoryStore(Store):
     def update(self, rows: Any, rule: Callable[[RowMemory, Any], None]) -> None:
         rule(self._memory, rows)
 
+    @interruption.held()
     def delete(self, tables: Any, ids: Any) -> None:
         moved_from, moved_to = self._index.delete(tables, ids)
         move_rows(self._memory, moved_from, moved_to)
@@ -126,6 +128,7 @@ class MemoryStore(Store):
     def keys(self, first: int, stop: int) -> tuple[Any, Any]:
         return self._index.keys(first, stop)
 
+    @interruption.held()
     def set_state(self, state: tuple[StatePart, ...]) -> None:
         other = MemoryStore(self.width, self.xp, self.value)
         other._lay_out(state, self.xp)
@@ -135,18 +138,9 @@ class MemoryStore(Store):
         vars(self).update(vars(other))
         initial = self._initial_state(1, {})
 
-        def move() -> None:
-            """Move what is left to move; a chunk whose rows have gone is let go."""
-            for c, chunk in enumerate(chunks):
-                if chunk is not None:
-                    self._fill(c * size, min((c + 1) * size, len(self)), chunk, initial)
-                    chunks[c] = None
-
-        try:
-            move()
-        except BaseException:
-            move()  # Ctrl-C: else vectors would be lost
-            raise
+        for c in range(len(chunks)):
+            self._fill(c * size, min((c + 1) * size, len(self)), chunks[c], initial)
+            chunks[c] = None  # let go
 
     def _fill(self, first: int, stop: int, former: Any, state: Any) -> None:
         """Write rows with the vectors of a chunk of another layout, and this state (1, words)."""
@@ -194,6 +188,7 @@ class MemoryStore(Store):
             at += part.columns
         return Rows(*self._index.keys(first, stop), vectors, parts)
 
+    @interruption.held()
     def import_rows(self, rows: Rows) -> None:
         errors.axes(
             "import_rows",
