@@ -141,3 +141,34 @@ def test_an_acquire_keeps_what_it_read(order):
     order.read(12, lanes(64), A, True, False)
     order.write(14, lanes(128), A, False, False)
     assert order.ordered(0, 9, 64, 15)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_block_knows_in_common_is_what_each_of_its_threads_knows(seed, monkeypatch):
+    """Barriers, syncs, fences, releases and acquires at random; asked after each of them."""
+    rng = np.random.default_rng(seed)
+    block = np.arange(128) // 64
+    short, full, shared = Order(block), Order(block), 0
+    monkeypatch.setattr(full, "_last_news", lambda me: 1 << 40)
+    for now in range(1, 60):
+        lane = rng.integers(128, size=1)
+        address, wide = np.array([8 * rng.integers(2)]), bool(rng.integers(2))
+        kind = rng.choice(["barrier", "sync", "fence", "read", "write", "update"])
+        given = {
+            "barrier": (lane // 64,),
+            "sync": (lane // 32, np.array([0xFFFFFFFF >> rng.integers(3)]), np.array([False])),
+            "fence": (lane, wide),
+            "read": (lane, address, wide, False),
+            "write": (lane, address, wide, False),
+            "update": (lane, address, wide, wide, False, np.array([True])),
+        }[kind]
+        for order in (short, full):
+            getattr(order, kind)(now, *given)
+        for _ in range(20):
+            other, me = rng.integers(128, size=2).tolist()
+            time = int(rng.integers(1, now + 1))
+            if (kind, time) != ("barrier", now):  # it touches no memory
+                expected = full.ordered(other, time, me, now + 1)
+                assert short.ordered(other, time, me, now + 1) == expected
+        shared = len(short._common)
+    assert shared > 0

@@ -20,6 +20,10 @@ import numpy as np
 __all__ = ["Order"]
 
 
+# Lane -> time up to which it is known what it did; block -> its latest barrier that is known.
+_Knowledge = tuple[dict[int, int], dict[int, int]]
+
+
 class _Release(NamedTuple):
     """A write by `lane` that publishes all it knew at `known`."""
 
@@ -56,7 +60,8 @@ class Order:
         self._acquires = collections.defaultdict(list)  # lane -> [_Acquire]
         self._hopeful = collections.defaultdict(dict)  # lane -> reads that a fence makes acquires
         self._acquirers = collections.defaultdict(set)  # block -> lanes
-        self._known: dict[int, tuple[dict, dict]] = {}  # answers, good for one time
+        self._common: dict[tuple[int, int], _Knowledge] = {}  # block, time of a barrier -> answer
+        self._known: dict[int, _Knowledge] = {}  # other answers, good for one time
         self._asked = (0, 0)
 
     # What happens
@@ -111,19 +116,38 @@ class Order:
     def ordered(self, other: int, time: int, me: int, now: int) -> bool:
         """Whether what lane `other` did at `time` is known to lane `me`."""
         known, barriers = self._knowledge(me, now)
-        return (
-            known.get(other, 0) >= time or barriers.get(int(self.block[other]), 0) > time
-        )  # a barrier's own time touches no memory
+        until = now if other == me else known.get(other, 0)
+        met = barriers.get(int(self.block[other]), 0)
+        return until >= time or met > time  # a barrier's own time touches no memory
 
-    def _knowledge(self, me: int, now: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Lane -> time up to which `me` knows what it did; block -> latest barrier `me` knows."""
+    def _knowledge(self, me: int, now: int) -> _Knowledge:
+        """What `me` knows at a time; since a barrier often what all threads of its block know."""
         self._index()
+        block = int(self.block[me])
+        i = bisect.bisect_right(self._barriers[block], now)
+        met = self._barriers[block][i - 1] if i else 0
+        if met and self._last_news(me) < met:
+            if (block, met) not in self._common:
+                todo = [(other, met) for other in self._acquirers[block]]
+                self._common[block, met] = self._follow(todo, {block: met})
+            return self._common[block, met]
         if self._asked != (now, len(self._log)):
             self._asked = (now, len(self._log))
             self._known.clear()
-        if me in self._known:
-            return self._known[me]
-        known, barriers, todo = {}, {}, [(me, now)]
+        if me not in self._known:
+            self._known[me] = self._follow([(me, now)], {})
+        return self._known[me]
+
+    def _last_news(self, me: int) -> int:
+        """When `me` last learnt something otherwise than by a barrier."""
+        bit = 1 << me % 32
+        times = [t[-1] for mask, t in self._syncs.get(me // 32, {}).items() if mask & bit]
+        acquires = self._acquires.get(me, ())
+        return max([*times, *(a.time for a in acquires[-1:])], default=0)
+
+    def _follow(self, todo: list[tuple[int, int]], barriers: dict[int, int]) -> _Knowledge:
+        """What follows from knowing what some lanes knew at some times, and some barriers."""
+        known: dict[int, int] = {}
         read: dict[tuple[int, int], int] = {}  # chain, block of its reader -> releases seen
         while todo:
             lane, time = todo.pop()
@@ -150,7 +174,6 @@ class Order:
             if i and self._barriers[block][i - 1] > barriers.get(block, 0):
                 barriers[block] = self._barriers[block][i - 1]
                 todo += [(other, barriers[block]) for other in self._acquirers[block]]
-        self._known[me] = known, barriers
         return known, barriers
 
     def _index(self) -> None:
