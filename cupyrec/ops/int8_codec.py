@@ -23,6 +23,7 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.stochastic_rounding import draw_chances
+from cupyrec.ops.vector_sums import ask_ahead
 
 __all__ = ["decode_rows", "encode_rows", "int8_decode", "int8_encode", "rows_of_block"]
 
@@ -57,6 +58,7 @@ def encode_rows(x, order, rounding, codes, scales) -> None:
     chances = np.empty(width if rounding is not None else 0, np.uint16)
     for i in range(codes.shape[0]):
         at = i if order is None else order[i]
+        ask_ahead(x, order, i)
         most = np.uint32(0)
         for d in range(width):  # of integers: a maximum of floats would not be taken side by side
             most = max(most, bits[at, d] & ~_SIGN)
@@ -100,6 +102,7 @@ def decode_rows(codes, scales, order, x) -> None:
     """
     for i in range(codes.shape[0]):
         at = i if order is None else order[i]
+        ask_ahead(x, order, i)
         step = scales[i] / _127
         for d in range(codes.shape[1]):
             value = np.float32(codes[i, d]) * step

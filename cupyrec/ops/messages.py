@@ -34,6 +34,7 @@ from cupyrec.ops.stochastic_rounding import (
     round_vector,
     widened,
 )  # fmt: skip
+from cupyrec.ops.vector_sums import ask_ahead
 
 __all__ = ["CODECS", "UNIT", "decode", "encode", "sizes"]
 
@@ -70,6 +71,7 @@ def _encode_halves(x, order, rounding, value, codes):
     bits = x.view(np.uint32)
     for i in range(codes.shape[0]):
         at = i if order is None else order[i]
+        ask_ahead(x, order, i)
         if rounding is not None:
             tables, ids, seed, step = rounding
             round_vector(x[at], tables[at], ids[at], seed, step, value, codes[i])
@@ -88,6 +90,7 @@ def _decode_halves(codes, order, value, out):
     bits = out.view(np.uint32)
     for i in range(codes.shape[0]):
         to = i if order is None else order[i]
+        ask_ahead(out, order, i)
         for d in range(codes.shape[1]):
             bits[to, d] = widened(codes[i, d], value)
 
@@ -97,6 +100,8 @@ def _copy_rows(source, source_order, target, target_order):
     for i in range(target.shape[0] if target_order is None else target_order.size):
         at = i if source_order is None else source_order[i]
         to = i if target_order is None else target_order[i]
+        ask_ahead(source, source_order, i)
+        ask_ahead(target, target_order, i)
         for d in range(source.shape[1]):
             target[to, d] = source[at, d]
 

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from cupyrec import cpu
 
-__all__ = ["AHEAD", "add_vectors", "ask_for", "vector_at", "vector_of", "write_sum"]
+__all__ = ["AHEAD", "add_vectors", "ask_ahead", "ask_for", "vector_at", "vector_of", "write_sum"]
 
 AHEAD = 16  # vectors; there must be so many addresses, of anything, behind those of a block
 _ASKED = 1024  # bytes of a vector or row; the processor goes on by itself
@@ -77,6 +77,17 @@ def write_sum(vectors, out, width) -> None:
         for vector in vectors[1:]:
             total += vector_at(vector, width)[k]
         vector_at(out, width)[k] = total
+
+
+@cpu.exact_inline
+def ask_ahead(x, order, i) -> None:
+    """Ask for the row x[order[i + AHEAD]] of a contiguous (N, D) array of float32.
+
+    Without an order rows come one after the other, and the processor asks for them itself.
+    """
+    if order is not None:
+        row = order[min(i + AHEAD, order.size - 1)]
+        ask_for(np.uint64(x.ctypes.data + 4 * row * x.shape[1]), x.shape[1])
 
 
 @cpu.exact_inline
