@@ -207,7 +207,7 @@ def refusals():
     return [
         (
             (x[0], weights, biases), {}, ValueError,
-            "'x' must have axes (B, C), got shape (3,).",
+            "'x' must have axes (B, N), got shape (3,).",
         ),
         (
             (x.astype(int), weights, biases), {}, TypeError,

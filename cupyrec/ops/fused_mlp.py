@@ -339,10 +339,11 @@ def fused_mlp(
     errors.dtype("fused_mlp", "weights[0]", raw[1], *floats)
     half = _half(amp)
     errors.dtype("fused_mlp", "x", raw[0], raw[1].dtype, *([] if half is None else [half]))
-    errors.axes("fused_mlp", **{"weights[0]": (raw[1], "M N"), "x": (raw[0], "B C")})
-    columns = raw[1].shape[1]
-    if half is None or (raw[0].dtype, raw[0].shape[1]) != (half, padded_width(columns)):
-        errors.axes("fused_mlp", **{"weights[0]": (raw[1], "M N"), "x": (raw[0], "B N")})
+    first = {"weights[0]": (raw[1], "M N")}
+    _, columns = errors.axes("fused_mlp", **first)
+    filled = raw[0].shape[1:] == (padded_width(columns),)
+    if half is None or raw[0].dtype != half or not filled:
+        errors.axes("fused_mlp", **first, x=(raw[0], "B N"))
     for i in range(len(weights)):
         weight, bias = raw[1 + i], raw[1 + len(weights) + i]
         errors.dtype("fused_mlp", f"weights[{i}]", weight, raw[1].dtype)
