@@ -39,7 +39,7 @@ from cupyrec.ops.row_memory import (
     write_vector,
 )  # fmt: skip
 from cupyrec.ops.stochastic_rounding import BFLOAT16, FLOAT16, FLOAT32
-from cupyrec.ops.vector_sums import AHEAD, ask_for, vector_at, vector_of
+from cupyrec.ops.vector_sums import AHEAD, ask_far, vector_at, vector_of
 
 __all__ = [
     "BFLOAT16", "FLOAT16", "FLOAT32", "Rounding", "RowMemory", "check_rows", "gather_rows",
@@ -88,7 +88,7 @@ def _gather_cpu(memory, rows, inverse, unseen, scratch, out):
     width = out.shape[1]
     addresses = value_addresses(memory, rows, inverse, unseen, scratch)
     for i in range(inverse.size):
-        ask_for(addresses[i + AHEAD], width)
+        ask_far(addresses[i + AHEAD], width)
         to = vector_of(out, i)
         if addresses[i] == 0:
             for d in range(width):

@@ -15,7 +15,10 @@ from numba.extending import intrinsic
 
 from cupyrec import cpu
 
-__all__ = ["AHEAD", "add_vectors", "ask_ahead", "ask_for", "vector_at", "vector_of", "write_sum"]
+__all__ = [
+    "AHEAD", "add_vectors", "ask_ahead", "ask_far", "ask_for", "vector_at", "vector_of",
+    "write_sum",
+]  # fmt: skip
 
 AHEAD = 16  # vectors; there must be so many addresses, of anything, behind those of a block
 _ASKED = 1024  # bytes of a vector or row; the processor goes on by itself
@@ -26,6 +29,13 @@ def ask_for(address, words) -> None:
     """Ask memory for the words from an address on, without waiting for them."""
     for at in range(0, min(4 * words, _ASKED), 64):
         cpu.prefetch(address + np.uint64(at))
+
+
+@cpu.exact_inline
+def ask_far(address, words) -> None:
+    """The same by `cpu.prefetch_far`: for vectors of tables larger than the caches."""
+    for at in range(0, min(4 * words, _ASKED), 64):
+        cpu.prefetch_far(address + np.uint64(at))
 
 
 @cpu.exact_inline
