@@ -323,7 +323,7 @@ class _Pool:
 
     The C library gives large arrays back to the system when they are freed, and the system clears
     every page again for the next one: a seventh of a DLRM step (8,400 page faults), were it not for
-    this pool. CuPy has its own.
+    this pool. CuPy has its own. Large buffers lie in huge pages: there are few misses of the TLB.
     """
 
     def __init__(self) -> None:
@@ -343,7 +343,7 @@ class _Pool:
                     break
             else:
                 self._forget()
-                entry = [np.empty(size + _LINE, np.uint8), 0]
+                entry = [_buffer(size), 0]
                 self._buffers.setdefault(size, []).append(entry)
             entry[1] = self._requests
             first = -entry[0].ctypes.data % _LINE
@@ -353,6 +353,13 @@ class _Pool:
         """Free what no request has used for long: other shapes than today's."""
         for size, entries in self._buffers.items():
             self._buffers[size] = [e for e in entries if self._requests - e[1] < _KEPT]
+
+
+def _buffer(nbytes: int) -> np.ndarray:
+    """A new array of at least so many bytes behind the first that begins a cache line."""
+    if nbytes >= _HUGE // 2 and (mapped := _mapped(-(-nbytes // _HUGE) * _HUGE)) is not None:
+        return mapped
+    return np.empty(nbytes + _LINE, np.uint8)
 
 
 def _references(entry: list[Any]) -> int:
@@ -388,6 +395,21 @@ def empty(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 _OWN_PAGES = 1 << 17  # bytes from which on an array has pages of its own
+_HUGE = 2 << 20  # bytes of a huge page
+
+
+def _mapped(nbytes: int) -> np.ndarray | None:
+    """Zeros in pages of their own, huge ones where the system has them; None if there is no room.
+
+    All views refer to this very array.
+    """
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def pages(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -410,10 +432,6 @@ def pages(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
     nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     if nbytes < _OWN_PAGES:
         return np.zeros(shape, dtype)
-    try:
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # no room, for which NumPy has the right error
+    if (mapped := _mapped(nbytes)) is None:  # NumPy has the right error
         return np.zeros(shape, dtype)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype).reshape(shape)
+    return mapped.view(dtype).reshape(shape)

@@ -4,6 +4,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import oracle
@@ -80,6 +81,16 @@ def test_memory_of_the_dead_is_used_again_but_not_while_a_view_lives():
 def test_memory_begins_with_a_cache_line():
     live = [arrays.empty(LARGE + n, np.uint8) for n in range(0, 4 * LARGE, LARGE // 8)]
     assert [address(x) % 64 for x in live] == [0] * len(live)
+
+
+def test_large_buffers_have_pages_of_their_own_where_there_are_some():
+    n = 9 * LARGE + 4096 * 5  # of a size that no other test asks for
+    x = arrays.empty(n, np.uint8)
+    assert address(x) % 4096 == 0
+    with mock.patch("mmap.mmap", side_effect=OSError):
+        y = arrays.empty(n, np.uint8)
+    y.fill(1)
+    assert address(y) % 64 == 0
 
 
 def test_threads_get_memory_of_their_own():
