@@ -37,7 +37,8 @@ _HOME = {
     "relu_dropout": "ops.relu_dropout",
     "RunFolder": "run_folder",
     "Progress": "progress",
-    **dict.fromkeys(["evaluate", "fit", "predict", "train_step"], "training"),
+    **dict.fromkeys(["evaluate", "predict"], "inference"),
+    **dict.fromkeys(["fit", "train_step"], "training"),
 }  # fmt: skip
 _MODULES = [
     "checkpoint", "data", "embedding", "metrics", "models", "nn", "ops", "optim", "testing",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from cupyrec.autograd import Function, no_grad
     from cupyrec.cpu import num_threads, set_num_threads
     from cupyrec.graph import graphed
+    from cupyrec.inference import evaluate, predict
     from cupyrec.ops.array_functions import (
         Tensor, concatenate, from_dlpack, matmul, mean, reshape, softmax, stack, sum, transpose,
     )  # fmt: skip
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
     from cupyrec.progress import Progress
     from cupyrec.random import manual_seed
     from cupyrec.run_folder import RunFolder
-    from cupyrec.training import evaluate, fit, predict, train_step
+    from cupyrec.training import fit, train_step
 
 
 def __getattr__(name: str) -> Any:

@@ -20,9 +20,9 @@ import ml_dtypes
 import numpy as np
 
 __all__ = [
-    "DEVICES", "HALVES", "address", "bits", "check_current", "copy_to", "device", "empty", "event",
-    "is_float", "module", "name", "namespace", "pages", "pinned_like", "second_stream", "stream",
-    "to_host",
+    "DEVICES", "HALVES", "address", "bits", "check_current", "copy_to", "device", "empty",
+    "is_float", "module", "name", "namespace", "pages",
+    "second_stream", "stream", "to_host", "use_gpu",
 ]  # fmt: skip
 
 DEVICES = ("cpu", "cuda", "sim")
@@ -240,32 +240,15 @@ def to_host(array: Any) -> np.ndarray:
     return array.get() if device(array) in ("cuda", "sim") else np.asarray(array)
 
 
-def pinned_like(array: Any) -> np.ndarray:
-    """Return a new array in the host's memory that a GPU's `array` can be copied to and from fast.
+def use_gpu(number: int) -> None:
+    """Make a GPU this thread's current one; numbers beyond the last begin anew.
 
     Examples
     --------
-    >>> pinned_like(np.zeros(2)).shape
-    (2,)
+    >>> use_gpu(1)  # doctest: +SKIP
     """
-    if device(array) != "cuda" or not array.size:
-        return np.empty(array.shape, array.dtype)
-    memory = sys.modules["cupy"].cuda.alloc_pinned_memory(array.nbytes)  # from a pool
-    return np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
-
-
-def event(xp: ModuleType) -> Any:
-    """Return what another thread can wait for: the end of all that was given to the current stream.
-
-    None where the host has done it already, as on the CPU and in the simulator.
-
-    Examples
-    --------
-    >>> event(np)
-    """
-    if name(xp) != "cuda":
-        return None
-    return xp.cuda.get_current_stream().record(xp.cuda.Event(block=True, disable_timing=True))
+    cuda = module("cuda").cuda
+    cuda.Device(number % cuda.runtime.getDeviceCount()).use()
 
 
 @contextlib.contextmanager

@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from safetensors import numpy as safetensors
@@ -28,7 +27,6 @@ from cupyrec.checkpoint_files import (
 )
 from cupyrec.checkpoint_shards import (
     ShardWriter,
-    Wanted,
     catch_up_history,
     check_shapes,
     divided,
@@ -39,32 +37,11 @@ from cupyrec.checkpoint_shards import (
 )
 from cupyrec.embedding import InitialVectors, Tables, export_rows
 from cupyrec.nn import FusedMLP, Module
+from cupyrec.ops.partition import owners
 from cupyrec.optim import Optimizer
+from cupyrec.parallel import Communicator
 
 __all__ = ["load", "read_manifest", "save", "verify"]
-
-_T = TypeVar("_T")
-Gather = Callable[[Any], list[Any]]  # a value that JSON can write -> those of all ranks
-
-
-def _alone(value: Any) -> list[Any]:
-    return [value]
-
-
-def _together(where: str, gather: Gather, work: Callable[[], _T]) -> _T:
-    """Do a part of the work; raise on all ranks if it fails on one."""
-    failed = None
-    try:
-        done = work()
-    except Exception as error:
-        failed = error
-    told = None if failed is None else f"{type(failed).__name__}: {failed}"
-    for rank, text in enumerate(gather(told)):
-        if failed is not None:
-            raise failed
-        if text is not None:
-            raise RuntimeError(f"{where}: rank {rank} must get on, got {text}")
-    return done
 
 
 def save(
@@ -74,8 +51,7 @@ def save(
     *,
     config: dict[str, Any] | None = None,
     progress: dict[str, Any] | None = None,
-    rank: int = 0,
-    gather: Gather = _alone,
+    ranks: Communicator | None = None,
 ) -> None:
     """Write a checkpoint: under a temporary name, synced to disk, then renamed.
 
@@ -90,11 +66,9 @@ def save(
         JSON values: what is needed to build the model again.
     progress : dict, optional
         JSON values: where training stands.
-    rank : int
-        Number of this rank, where several write one checkpoint: each a shard of its rows, rank 0
-        all else. They must see the same folder.
-    gather : callable
-        Returns the value of each rank, by its number; called by all ranks in the same order.
+    ranks : Communicator, optional
+        Those that write it together, each a shard of its rows, rank 0 all else; by default the
+        model's. They must see the same folder.
 
     Raises
     ------
@@ -104,7 +78,7 @@ def save(
         A parameter or a vector is not finite; nothing stands at `path` then.
     OSError
         The disk is full, say; nothing stands at `path` then.
-    RuntimeError
+    OtherRankError
         Another rank failed; nothing stands at `path` then.
 
     Examples
@@ -116,20 +90,20 @@ def save(
     ...     verify(folder + "/checkpoint")["groups"][0]["rows"]
     0
     """
-    where = "checkpoint.save"
+    where, ranks = "checkpoint.save", ranks or model.ranks
     with contextlib.ExitStack() as stack:
 
         def begin() -> str | None:
-            return str(stack.enter_context(new_folder(path, where))) if rank == 0 else None
+            return None if ranks.rank else str(stack.enter_context(new_folder(path, where)))
 
-        folder, *others = gather(_together(where, gather, begin))
-        folder, ranks = Path(folder), 1 + len(others)
-        parts = gather(
-            _together(where, gather, lambda: _write_part(folder, model, optimizer, rank, ranks))
+        folder = Path(ranks.all_gather_json(where, ranks.together(where, begin))[0])
+        part = ranks.together(
+            where, lambda: _write_part(folder, model, optimizer, ranks.rank, ranks.size)
         )
+        parts = ranks.all_gather_json(where, part)
 
         def finish() -> None:
-            if rank > 0:
+            if ranks.rank > 0:
                 return
             files = {name: told for _, files in parts for name, told in files.items()}
             counts = zip(*(rows for rows, _ in parts), strict=True)
@@ -146,7 +120,7 @@ def save(
             write_manifest(folder, values)
             stack.close()  # the rename
 
-        _together(where, gather, finish)
+        ranks.together(where, finish)
 
 
 def _entries(model: Module, with_state: bool) -> list[dict[str, Any]]:
@@ -203,9 +177,7 @@ def load(
     model: Module,
     optimizer: Optimizer | None = None,
     *,
-    owned: Wanted | None = None,
-    rank: int = 0,
-    gather: Gather = _alone,
+    ranks: Communicator | None = None,
 ) -> dict[str, Any]:
     """Load a checkpoint of any number of shards into a model, after checks; return the manifest.
 
@@ -217,18 +189,16 @@ def load(
     optimizer : Optimizer, optional
         Of the class that was saved, with such a schedule. Without it, optimizer state is left
         aside.
-    owned : callable, optional
-        ``owned(tables, ids)`` -> (N,) bool: the rows to load, of all.
-    rank, gather
-        See `save`. Ranks that load the same checkpoint together share the reading for checks, and
-        are left as they were if one of them finds fault.
+    ranks : Communicator, optional
+        Those that load it together, each the rows that it owns; by default the model's. They share
+        the reading for checks, and are left as they were if one of them finds fault.
 
     Raises
     ------
     FileNotFoundError, ValueError
         As `verify`; a key is there twice; or model or optimizer are not the saved ones. They are
         unchanged then.
-    RuntimeError
+    OtherRankError
         Another rank failed.
 
     Examples
@@ -240,8 +210,12 @@ def load(
     ...     load(folder + "/checkpoint", DLRM(2, 3))["model"]
     'DLRM'
     """
-    path, where = Path(path), "checkpoint.load"
-    share = slice(rank, None, len(gather(rank)))
+    path, where, ranks = Path(path), "checkpoint.load", ranks or model.ranks
+    share, owned = slice(ranks.rank, None, ranks.size), None
+    if ranks.size > 1:
+
+        def owned(tables: np.ndarray, ids: np.ndarray) -> np.ndarray:
+            return owners(tables, ids, ranks.size) == ranks.rank
 
     def check() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         manifest = verify(path, share)
@@ -253,7 +227,7 @@ def load(
             check_unique(path, entry, owned)
         return manifest, dense
 
-    manifest, dense = _together(where, gather, check)
+    manifest, dense = ranks.together(where, check)
 
     def take() -> None:
         _load_dense(manifest, dense, model, optimizer)
@@ -267,7 +241,7 @@ def load(
             for rows in read_rows(path, entry, owned):
                 group.store.import_rows(rows if optimizer else served(entry, history, rows))
 
-    _together(where, gather, take)
+    ranks.together(where, take)
     return manifest
 
 

@@ -36,12 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("cupyrec").setLevel(logging.INFO)
-    ranks = os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1"))
     try:
-        if ranks != "1":
-            raise UsageError(
-                f"the launcher must start one rank in version {cupyrec.__version__}, got {ranks}."
-            )
         if options.command == "checkpoint":
             from cupyrec import checkpoint_commands as commands
         else:
@@ -61,6 +56,11 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except RuntimeError as error:
+        parallel = sys.modules.get("cupyrec.parallel")
+        if parallel is None or not isinstance(error, parallel.OtherRankError):
+            raise
+        return _fail(error, 1)
     except (
         ValueError, TypeError, OSError, FloatingPointError, MemoryError, ModuleNotFoundError,
     ) as error:  # fmt: skip
@@ -138,6 +138,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     names = "sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl"
     add("--optimizer", metavar="O", help=names)
     add("--embedding-dim", type=_positive, metavar="D")
+    add("--codec", metavar="C", help="of rows and gradients between ranks: none, fp16, bf16, int8")
     about = "seconds without progress on any rank after which the job is ended; inf: never"
     add("--stall-timeout", type=_seconds, default=300.0, metavar="S", help=about)
 

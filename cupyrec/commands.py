@@ -15,14 +15,23 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 import cupyrec
-from cupyrec import arrays, checkpoint, checkpoint_files, config, errors, optim, training
+from cupyrec import (
+    arrays,
+    checkpoint,
+    checkpoint_files,
+    config,
+    errors,
+    inference,
+    optim,
+    training,
+)
 from cupyrec.cli import UsageError
 from cupyrec.data import TSV, Schema, criteo_schema
 from cupyrec.data.movielens import write_movielens_100k
 from cupyrec.data.synthetic import write_synthetic
 from cupyrec.embedding import InitialVectors
 from cupyrec.models import DLRM
-from cupyrec.parallel import Communicator
+from cupyrec.parallel import Communicator, Exchange, world
 from cupyrec.progress import Progress
 from cupyrec.run_folder import RunFolder, json_line
 
@@ -75,7 +84,7 @@ def train(options: argparse.Namespace) -> None:
     run = _run_folder(options, settings, schema)  # all is well: now something may be overwritten
     if options.resume:
         run.forget_after(progress.step)
-    if run is None:
+    if run is None and world().rank == 0:
         logger.warning("without --out neither model nor metrics are kept")
     _log_device(options)
     keys = ("epochs", "batch_size", "eval_every", "patience", "save_every")
@@ -84,7 +93,7 @@ def train(options: argparse.Namespace) -> None:
         **{key: settings["training"][key] for key in keys},
     )  # fmt: skip
     if test is not None:
-        measured = training.evaluate(model, test)
+        measured = inference.evaluate(model, test)
         result |= {"test_auc": measured["auc"], "test_logloss": measured["logloss"]}
     result["seconds"] = time.perf_counter() - start
     if run is not None:
@@ -99,7 +108,7 @@ def evaluate(options: argparse.Namespace) -> None:
     model, data = _load(options, labels=True)
     _log_device(options)
     loaded = time.perf_counter()
-    measured = training.evaluate(model, data, batch_size=options.batch_size)
+    measured = inference.evaluate(model, data, batch_size=options.batch_size)
     end = time.perf_counter()
     result = {
         "test_auc": measured["auc"],
@@ -124,7 +133,13 @@ def predict(options: argparse.Namespace) -> None:
         raise UsageError(f"predict: '{output}' must not exist without --overwrite.")
     model, data = _load(options, labels=False)
     _log_device(options)
-    probabilities = training.predict(model, data, batch_size=options.batch_size)
+    probabilities = inference.predict(model, data, batch_size=options.batch_size)
+    if world().rank == 0:
+        _write(probabilities, output)
+    _print({"rows": probabilities.size, "output": str(output)})
+
+
+def _write(probabilities: np.ndarray, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
     try:
@@ -138,7 +153,6 @@ def predict(options: argparse.Namespace) -> None:
         temporary.replace(output)
     finally:
         temporary.unlink(missing_ok=True)
-    _print({"rows": probabilities.size, "output": str(output)})
 
 
 def data_movielens_100k(options: argparse.Namespace) -> None:
@@ -161,7 +175,10 @@ def data_synthetic(options: argparse.Namespace) -> None:
 
 
 def _print(result: dict[str, Any]) -> None:
-    print(json_line(result), flush=True)  # a closed pipe shows here, not at the interpreter's end
+    if world().rank == 0:
+        print(
+            json_line(result), flush=True
+        )  # a closed pipe shows here, not at the interpreter's end
 
 
 def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -173,6 +190,8 @@ def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         for flag, (section, key) in _FLAGS.items()
         if getattr(options, flag) is not None
     ]
+    if options.codec is not None:
+        flags.append({"exchange": {"forward": options.codec, "backward": options.codec}})
     try:
         changes = [*map(config.read, files), *map(config.parse_setting, options.set), *flags]
         models = [change["model"] for change in changes if "model" in change]
@@ -230,14 +249,19 @@ def _run_folder(
         ways = "--resume or --overwrite" if (Path(folder) / "last").exists() else "--overwrite"
         raise UsageError(f"{error} Give {ways}.") from None
     run.config = {"settings": settings, "schema": schema.to_dict()}
-    temporary = run.path / ".config.tmp"  # half a file would be half the settings when resumed
+    if world().rank == 0:
+        _write_settings(settings, run.path / "config.toml")
+    return run
+
+
+def _write_settings(settings: dict[str, dict[str, Any]], path: Path) -> None:
+    temporary = path.with_name(".config.tmp")  # half a file would be half the settings when resumed
     try:
-        with errors.naming(run.path / "config.toml"):
+        with errors.naming(path):
             temporary.write_text(config.to_toml(settings), "utf-8")
-        temporary.replace(run.path / "config.toml")
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return run
 
 
 def _build_model(
@@ -250,9 +274,16 @@ def _build_model(
     for _, group in model.named_groups():
         initializer = cupyrec.embedding.Uniform(-span, span)
         group.initial = InitialVectors(group.width, initializer, group.initial.seed)
+        group.exchange = Exchange(world(), num_tables=schema.num_tables, **_codecs(settings))
     amp = settings["training"].get("amp", "float32")  # runs before version 0.3 don't say
     model.amp = None if amp == "float32" else amp
     return model.to(device)
+
+
+def _codecs(settings: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The codecs of the exchange; runs before version 0.2 had none."""
+    codecs = settings.get("exchange", config.DEFAULTS["exchange"])
+    return codecs | {"evaluation": codecs["evaluation"] or codecs["forward"]}
 
 
 def _build(
@@ -341,7 +372,13 @@ def _load(options: argparse.Namespace, *, labels: bool) -> tuple[cupyrec.nn.Modu
 
 
 def _set_device(options: argparse.Namespace) -> None:
-    """Choose the device: what was asked for, else the GPU if there is one."""
+    """Choose the device: what was asked for, else the GPU if there is one.
+
+    Of several ranks of a host each takes another GPU, and its share of the cores.
+    """
+    ranks = world()
+    if ranks.rank > 0:
+        logger.setLevel(logging.WARNING)
     try:
         arrays.module(options.device or "cuda")
         options.device = options.device or "cuda"
@@ -349,11 +386,15 @@ def _set_device(options: argparse.Namespace) -> None:
         if options.device:
             raise UsageError(f"--{error}") from None
         options.device = "cpu"
-    if options.threads:
-        cupyrec.set_num_threads(options.threads)
+    if options.device == "cuda":
+        arrays.use_gpu(ranks.local_rank)
+        ranks.submit("device", lambda: arrays.use_gpu(ranks.local_rank)).result()
+    threads = min(cupyrec.num_threads(), ranks.cores())
+    cupyrec.set_num_threads(options.threads or threads)
 
 
 def _log_device(options: argparse.Namespace) -> None:
     """Say what the work is done on, once nothing is left to be refused."""
     threads = cupyrec.num_threads()
-    logger.info("device %s, %d thread%s", options.device, threads, "s" * (threads > 1))
+    ranks = f"{world().size} ranks, each " if world().size > 1 else ""
+    logger.info("%sdevice %s, %d thread%s", ranks, options.device, threads, "s" * (threads > 1))

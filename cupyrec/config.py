@@ -39,6 +39,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "decay_factor": 0.1,  # of step and plateau
         "decay_patience": 0,  # of plateau: evaluations
     },
+    "exchange": {  # between ranks: none, fp16, bf16 or int8
+        "forward": "none",  # of rows
+        "backward": "none",  # of gradients
+        "evaluation": "",  # of rows in evaluation; "": that of forward
+    },
     "data": {"buckets": True, "on_error": "raise"},
 }
 

@@ -23,7 +23,7 @@ _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 _generator = np.random.Generator(np.random.Philox(0))
-_step = 0
+_step = _first_sample = 0
 _step_source: contextvars.ContextVar[Callable[[], Any] | None]
 _step_source = contextvars.ContextVar("step_source", default=None)
 
@@ -104,6 +104,28 @@ def step() -> Any:
     """
     source = _step_source.get()
     return _step if source is None else source()
+
+
+def first_sample() -> int:
+    """Return the number of this rank's first sample among those of the step, of all ranks.
+
+    Examples
+    --------
+    >>> first_sample()
+    0
+    """
+    return _first_sample
+
+
+def set_first_sample(first: int) -> None:
+    """Set the number of this rank's first sample.
+
+    Examples
+    --------
+    >>> set_first_sample(0)
+    """
+    global _first_sample
+    _first_sample = int(first)
 
 
 @contextlib.contextmanager

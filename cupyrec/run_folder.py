@@ -12,13 +12,14 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from cupyrec import checkpoint, checkpoint_files, errors
 from cupyrec.nn import Module
 from cupyrec.optim import Optimizer
+from cupyrec.parallel import Communicator, world
 
 __all__ = ["RunFolder", "json_line"]
 
@@ -46,6 +47,9 @@ class RunFolder:
         Made if it doesn't exist.
     overwrite : bool
         Whether what an earlier run left there is removed; anything else is left alone.
+    ranks : Communicator, optional
+        Those of the run, by default all that the launcher started: rank 0 writes, and each its part
+        of checkpoints. They must see the same folder.
 
     Raises
     ------
@@ -53,6 +57,8 @@ class RunFolder:
         The folder is not empty, and neither `resume` nor `overwrite` is given.
     BlockingIOError
         Another process writes there.
+    OtherRankError
+        Rank 0 has raised one of these.
     NotADirectoryError, ValueError
         There is a file at `path`; or a link there was turned into a copy.
 
@@ -67,11 +73,25 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: str | os.PathLike, *, resume: bool = False, overwrite: bool = False
+        self,
+        path: str | os.PathLike,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        ranks: Communicator | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path, self._ranks = Path(path), ranks or world()
         self._metrics = self.path / "metrics.jsonl"
         self.config: dict[str, Any] = {}
+        self._on_first("open", lambda: self._open(resume, overwrite))
+
+    def _on_first(self, what: str, work: Callable[[], None]) -> None:
+        """Let rank 0 do it; the others go on when it has."""
+        ranks = self._ranks
+        ranks.together(f"RunFolder: {what}", work if ranks.rank == 0 else lambda: None)
+
+    def _open(self, resume: bool, overwrite: bool) -> None:
+        path = self.path
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"RunFolder: '{path}' must be a folder, got a file.")
         for link in (self.last, self.best):
@@ -85,7 +105,7 @@ class RunFolder:
                 f"got {len(entries)} entries."
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self.path / _LOCK, "w")
+        self._lock = open(self.path / _LOCK, "w")  # as long as we live
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -107,8 +127,9 @@ class RunFolder:
         --------
         See the class.
         """
-        with errors.naming(self._metrics), open(self._metrics, "a") as stream:
-            stream.write(json_line(line) + "\n")
+        if self._ranks.rank == 0:
+            with errors.naming(self._metrics), open(self._metrics, "a") as stream:
+                stream.write(json_line(line) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl; one cut short by a crash is left out.
@@ -140,6 +161,9 @@ class RunFolder:
         ...     run.metrics()
         [{'step': 1}]
         """
+        self._on_first("forget_after", lambda: self._forget_after(step))
+
+    def _forget_after(self, step: int) -> None:
         kept = [line for line in self.metrics() if line.get("step", step + 1) <= step]
         temporary = self._metrics.with_suffix(".tmp")
         with errors.naming(self._metrics):
@@ -165,7 +189,13 @@ class RunFolder:
         target = self.path / "checkpoints" / f"step-{progress['step']}"
         while target.exists():  # saved by a run that was killed before it switched the link, say
             target = target.with_name(target.name + "+")
-        checkpoint.save(target, model, optimizer, config=self.config, progress=progress)
+        checkpoint.save(
+            target, model, optimizer, config=self.config, progress=progress, ranks=self._ranks
+        )
+        self._on_first("save", lambda: self._switch(target, best))
+
+    def _switch(self, target: Path, best: bool) -> None:
+        """Let the links point to a checkpoint."""
         for link in [self.best, self.last] if best else [self.last]:  # `last` says which is best
             temporary = self.path / ".link.tmp"
             temporary.unlink(missing_ok=True)

@@ -6,26 +6,26 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from cupyrec import arrays, checkpoint, errors, metrics, random
-from cupyrec.autograd import Tensor, no_grad
-from cupyrec.data import Arrays, Batch, prefetch
+from cupyrec import arrays, checkpoint, errors, random
+from cupyrec.autograd import Tensor
+from cupyrec.data import Batch, prefetch
 from cupyrec.embedding import Tables
+from cupyrec.inference import dataset_of, evaluate, logits_of
 from cupyrec.interruption import interruption
 from cupyrec.nn import Module
 from cupyrec.ops.bce_with_logits import bce_with_logits
-from cupyrec.ops.elementwise import sigmoid
 from cupyrec.optim import Adagrad, Optimizer
 from cupyrec.progress import Clock, Progress
 from cupyrec.run_folder import RunFolder
 
-__all__ = ["evaluate", "fit", "predict", "train_step"]
+__all__ = ["fit", "train_step"]
 
 logger = logging.getLogger("cupyrec")
 
@@ -34,6 +34,9 @@ _LOG_EVERY = 20  # steps a line of metrics
 
 def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     """Train on one batch, wherever it lies; return its loss, on the model's device.
+
+    Of several ranks each is called with its rows, see `Batch.of_rank`, and returns its part of the
+    loss; a rank may have no rows.
 
     A loss or a gradient that is not finite updates nothing, though unseen ids have got their rows.
     On the CPU it raises, unless it is a gradient and the optimizer's `scaler` can lower its scale;
@@ -58,13 +61,16 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     if batch.labels is None:
         raise ValueError("train_step: 'batch' must have labels, got none.")
     batch = batch.to(model.device)
-    logits = model(batch.dense, batch.ids)  # unseen ids get rows
+    random.set_first_sample(batch.first)
+    logits = model(batch.dense, batch.ids)  # ids travel, rows come back; unseen ids get rows
     scale = None if optimizer.scaler is None else optimizer.scaler.factor
-    loss = bce_with_logits(logits, batch.labels, gradient_scale=scale)  # mean over the batch
+    loss = bce_with_logits(  # mean over the rows of all ranks
+        logits, batch.labels, total=batch.total, gradient_scale=scale
+    )
     if model.device == "cpu":
         _check_finite(loss, batch, model, optimizer)
-    loss.backward()  # dense gradients, and one a row looked up
-    optimizer.step(loss)  # clip by the norm of both, update both
+    loss.backward()  # dense gradients; one a row looked up travels
+    optimizer.step(loss)  # sum the ranks' gradients, clip by the norm of both, update both
     return loss
 
 
@@ -132,7 +138,9 @@ def fit(
     """
     for name, value in [("epochs", epochs), ("batch_size", batch_size)]:
         errors.positive("fit", name, value)
-    train, valid = _dataset(train), None if valid is None else _dataset(valid)
+    ranks = model.ranks
+    ranks = model.ranks
+    train, valid = dataset_of(model, train), None if valid is None else dataset_of(model, valid)
     optimizer = Adagrad(model.parameters(), lr=0.02) if optimizer is None else optimizer
     progress = Progress() if progress is None else progress
     if not {id(p) for p in model.parameters()} & {
@@ -146,7 +154,7 @@ def fit(
         model.train()
 
     with interruption() as interrupted, logging_redirect_tqdm(), tqdm(
-        initial=progress.step, unit="step", disable=None, desc="train"
+        initial=progress.step, unit="step", disable=True if ranks.rank else None, desc="train"
     ) as bar:  # fmt: skip
         while progress.epoch < epochs and not job.stopped(patience):
             epoch, trained = progress.epoch, False
@@ -154,26 +162,27 @@ def fit(
             clock.start()
             with contextlib.closing(prefetch(batches)) as batches:
                 for batch, last in _with_last(batches):
+                    wished = ranks.any("interruption", bool(interrupted))
                     job.losses.append(train_step(model, batch, optimizer).data)
                     progress.count(last)
                     logging_now = last or progress.step % _LOG_EVERY == 0
                     evaluating = last or (eval_every and progress.step % eval_every == 0)
                     saving = save_every and progress.step % save_every == 0
-                    if logging_now or evaluating or saving or interrupted:
+                    stopping = wished.result() or (interrupted if ranks.size == 1 else False)
+                    if logging_now or evaluating or saving or stopping:
                         job.read_losses()  # a GPU is waited for here
-                    clock.stop(len(batch))
+                    clock.stop(batch.total)
                     bar.update()
                     trained = True
                     if logging_now:
                         bar.set_postfix_str(f"loss {job.last_loss:.4f}")
                         job.log_loss(epoch)
-                    if evaluating or saving or interrupted:
+                    if evaluating or saving or stopping:
                         job.check_point(batch, evaluating)
-                    if interrupted:
+                    if stopping:
                         saved = f", saved in {run.path}" if run is not None else ""
-                        raise KeyboardInterrupt(
-                            f"{interrupted[0]}: stopped after step {progress.step}{saved}"
-                        )
+                        by = interrupted[0] if interrupted else "a signal to another rank"
+                        raise KeyboardInterrupt(f"{by}: stopped after step {progress.step}{saved}")
                     if job.stopped(patience):
                         break
                     clock.start()
@@ -218,11 +227,12 @@ class _Job:
         xp, scaler = arrays.namespace("fit", *self.losses), self.optimizer.scaler
         losses, stuck = xp.stack(self.losses), 0
         if scaler is None:
-            losses = arrays.to_host(losses).tolist()
+            losses = arrays.to_host(losses).astype(np.float64).tolist()
         else:  # in one transfer
             values = xp.concatenate([losses.astype(np.float64), scaler.scaling.state])
             *losses, scale, _, skipped, stuck, _, _ = arrays.to_host(values).tolist()
             self.scaling = dict(loss_scale=scale, skipped=int(skipped))
+        losses = self.model.ranks.all_gather("losses", np.array(losses)).sum(axis=0).tolist()
         first = self.progress.step - len(losses) + 1
         self.losses.clear()
         for step, loss in enumerate(losses, first):
@@ -293,111 +303,6 @@ class _Job:
         return 0 < patience <= self.progress.evaluations_since_best
 
 
-def evaluate(model: Module, data: Any, *, batch_size: int = 4096) -> dict[str, float]:
-    """Return AUC and logloss of a model; no table changes, unseen ids get initial vectors.
-
-    Parameters
-    ----------
-    model : Module
-    data : dataset, or (dense, ids, labels) arrays
-    batch_size : int
-
-    Returns
-    -------
-    dict
-        ``auc``, ``logloss``, ``samples``.
-
-    Raises
-    ------
-    FloatingPointError
-        A logit is not finite.
-    ValueError
-        A row has no label.
-
-    Examples
-    --------
-    >>> from cupyrec import models
-    >>> arrays = np.zeros((2, 1), "f"), np.array([[5], [5]]), np.array([0, 1], "f")
-    >>> evaluate(models.DLRM(1, 1), arrays)["auc"]
-    0.5
-    """
-    with contextlib.closing(prefetch(_dataset(data).batches(batch_size))) as batches:
-        logits, labels = _logits(model, batches)
-    if labels.size < logits.size:
-        raise ValueError(
-            f"evaluate: every row must have a label, got {labels.size} for {logits.size} rows."
-        )
-    return {
-        "auc": metrics.auc(labels, logits),
-        "logloss": metrics.logloss(labels, logits),
-        "samples": logits.size,
-    }
-
-
-def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
-    """Return the probability of each sample; no table changes.
-
-    Parameters
-    ----------
-    model : Module
-    data : dataset, or (dense, ids) arrays
-    batch_size : int
-
-    Returns
-    -------
-    (N,) array of float32
-
-    Raises
-    ------
-    FloatingPointError
-        A logit is not finite.
-
-    Examples
-    --------
-    >>> from cupyrec import models
-    >>> predict(models.DLRM(1, 1), (np.zeros((3, 1), "f"), np.array([[1], [2], [3]]))).shape
-    (3,)
-    """
-    with contextlib.closing(prefetch(_dataset(data).batches(batch_size))) as batches:
-        logits, _ = _logits(model, batches)
-    return sigmoid(logits.astype(np.float64)).astype(np.float32)
-
-
-def _logits(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of all samples, in order, and the labels of those that have one."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    logits, labels = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
-    try:
-        with no_grad():
-            for batch in batches:
-                moved = batch.to(model.device)
-                logits.append(model(moved.dense, moved.ids).numpy()[:, 0])
-                if batch.labels is not None:
-                    labels.append(arrays.to_host(batch.labels)[:, 0])
-    finally:
-        for module, mode in modes:  # some may be frozen
-            module.training = mode
-    logits, labels = np.concatenate(logits), np.concatenate(labels)
-    finite = int(np.isfinite(logits).sum())
-    if finite < logits.size:
-        raise FloatingPointError(
-            f"logits: must be finite, got {logits.size - finite} of {logits.size} that are not."
-        )
-    return logits, labels
-
-
-def _dataset(data: Any) -> Any:
-    if hasattr(data, "batches"):
-        return data
-    if isinstance(data, (tuple, list)) and 2 <= len(data) <= 3:
-        return Arrays(*data)
-    raise TypeError(
-        "data: must be a dataset such as cupyrec.data.TSV, or arrays (dense, ids, labels), "
-        f"got {type(data).__name__}."
-    )
-
-
 def _with_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
     """Yield each batch, and whether it is the last: what an epoch's end asks for is done at once
     with its last step, so that a checkpoint never stands between the two."""
@@ -423,7 +328,7 @@ def _check_finite(loss: Tensor, batch: Batch, model: Module, optimizer: Optimize
 def _check_update(model: Module, batch: Batch, step: int) -> None:
     """A model that an update has spoilt must not replace a checkpoint."""
     try:
-        _logits(model, [batch])
+        logits_of(model, [batch])
     except FloatingPointError as error:
         raise FloatingPointError(
             f"fit: step {step} must leave a model that gives finite logits, but {error} "

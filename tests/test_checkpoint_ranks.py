@@ -14,6 +14,19 @@ from test_checkpoint import batch, dlrm, everything, trained
 import cupyrec
 from cupyrec import checkpoint, nn, optim
 from cupyrec.ops.partition import owners
+from cupyrec.parallel import Communicator, OtherRankError
+
+
+class Thread(Communicator):
+    """A rank that is a thread, or by itself stands for one of so many."""
+
+    def __init__(self, rank, size, gather=None):
+        super().__init__()
+        self.rank, self.size = rank, size
+        self.gather = gather or (lambda rank, value: [value] * size)
+
+    def all_gather_json(self, what, value):
+        return self.gather(self.rank, value)
 
 
 class Ranks:
@@ -23,23 +36,20 @@ class Ranks:
         self.count, self.told = count, [None] * count
         self.barrier = threading.Barrier(count, timeout=60)
 
-    def gather(self, rank):
-        def gather(value):
-            self.told[rank] = json.loads(json.dumps(value))  # as it would travel
-            self.barrier.wait()
-            values = list(self.told)
-            self.barrier.wait()
-            return values
-
-        return gather
+    def gather(self, rank, value):
+        self.told[rank] = json.loads(json.dumps(value))  # as it would travel
+        self.barrier.wait()
+        values = list(self.told)
+        self.barrier.wait()
+        return values
 
     def run(self, work):
-        """Call ``work(rank, gather)`` on all; return what each returned or raised."""
+        """Call ``work`` with each rank; return what each returned or raised."""
         results = [None] * self.count
 
         def one(rank):
             try:
-                results[rank] = work(rank, self.gather(rank))
+                results[rank] = work(Thread(rank, self.count, self.gather))
             except Exception as error:
                 results[rank] = error
 
@@ -51,12 +61,6 @@ class Ranks:
         return results
 
 
-def owner(tables, ids, ranks):
-    shape = np.broadcast_shapes(tables.shape, ids.shape)
-    tables, ids = np.broadcast_to(tables, shape).ravel(), np.broadcast_to(ids, shape).ravel()
-    return owners(tables.astype(np.uint32), ids, ranks).reshape(shape)
-
-
 def parts(model, optimizer, ranks, folder):
     """Models with the rows of one each: those that a rank would have."""
     checkpoint.save(folder / "whole", model, optimizer)
@@ -64,28 +68,21 @@ def parts(model, optimizer, ranks, folder):
     for rank in range(ranks):
         part = dlrm()
         again = type(optimizer)(part.parameters(), 0.1)
-        checkpoint.load(
-            folder / "whole", part, again,
-            owned=lambda tables, ids, rank=rank: owner(tables, ids, ranks) == rank,
-        )  # fmt: skip
+        checkpoint.load(folder / "whole", part, again, ranks=Thread(rank, ranks))
         built.append((part, again))
     return built
 
 
 def save_together(folder, built):
     return Ranks(len(built)).run(
-        lambda rank, gather: checkpoint.save(folder, *built[rank], rank=rank, gather=gather)
+        lambda ranks: checkpoint.save(folder, *built[ranks.rank], ranks=ranks)
     )
 
 
 def load_together(folder, built):
-    def load(rank, gather):
-        return checkpoint.load(
-            folder, *built[rank], rank=rank, gather=gather,
-            owned=lambda tables, ids: owner(tables, ids, len(built)) == rank,
-        )  # fmt: skip
-
-    return Ranks(len(built)).run(load)
+    return Ranks(len(built)).run(
+        lambda ranks: checkpoint.load(folder, *built[ranks.rank], ranks=ranks)
+    )
 
 
 @pytest.mark.parametrize("name", ["Adam", "CatchUpAdam"])
@@ -119,7 +116,8 @@ def test_any_number_of_ranks_save_what_any_number_loads(ranks, name, tmp_path):
         x = batch([*range(40), *range(100, 106)], tables=2)
         served = model.eval().embedding(x.ids).numpy()
         mine = [part.eval().embedding(x.ids).numpy() for part in several]
-        chosen = owner(np.tile([0, 1], (len(x.ids), 1)), x.ids, count)
+        tables = np.tile(np.uint32([0, 1]), len(x.ids))
+        chosen = owners(tables, x.ids.reshape(-1), count).reshape(x.ids.shape)
         for rank in range(count):
             np.testing.assert_allclose(
                 mine[rank][chosen == rank], served[chosen == rank], rtol=1e-6, atol=1e-7
@@ -152,9 +150,7 @@ def test_tables_are_the_same_whatever_the_shards(keys, counts, seed):
             built = []
             for rank in range(count):
                 built.append(build())
-                checkpoint.load(
-                    path, *built[-1], owned=lambda t, i, r=rank, n=count: owner(t, i, n) == r
-                )
+                checkpoint.load(path, *built[-1], ranks=Thread(rank, count))
             path = Path(folder) / str(number)
             assert save_together(path, built) == [None] * count
         fresh, again = build()
@@ -170,12 +166,16 @@ def test_a_rank_that_fails_fails_all_and_nothing_stands(tmp_path):
         np.arange(1), lambda memory, rows: oracle_nan(built[1][0].embedding.group)
     )
     results = save_together(tmp_path / "c", built)
-    assert [type(error) for error in results] == [RuntimeError, FloatingPointError, RuntimeError]
+    assert [type(error) for error in results] == [
+        OtherRankError,
+        FloatingPointError,
+        OtherRankError,
+    ]
     text = "checkpoint.save: rank 1 must get on, got FloatingPointError: checkpoint.save: vectors"
     assert str(results[0]).startswith(text)
     assert [p.name for p in tmp_path.iterdir()] == ["whole"]
     results = save_together(tmp_path / "whole", built)
-    assert [type(error) for error in results] == [FileExistsError, RuntimeError, RuntimeError]
+    assert [type(error) for error in results] == [FileExistsError, OtherRankError, OtherRankError]
 
 
 def oracle_nan(group):
@@ -192,7 +192,7 @@ def test_damage_that_one_rank_finds_leaves_all_as_they_were(tmp_path):
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         results = load_together(tmp_path / "c", built)
         kinds = sorted(type(error).__name__ for error in results)
-        assert kinds == ["RuntimeError"] * 3 + ["ValueError"]
+        assert kinds == ["OtherRankError"] * 3 + ["ValueError"]
         assert all(str(file) in str(error) for error in results)
         file.write_bytes(content)
     assert [everything(*part) for part in built] == before

@@ -79,25 +79,6 @@ def test_wrong_usage_exits_2(arguments, message, capsys):
     assert message in captured.err
 
 
-@pytest.mark.parametrize(
-    ("variable", "ranks", "code"),
-    [
-        ("OMPI_COMM_WORLD_SIZE", "2", 2),
-        ("PMI_SIZE", "3", 2),
-        ("PMI_SIZE", "many", 2),
-        ("OMPI_COMM_WORLD_SIZE", "1", 1),
-    ],
-)
-def test_more_than_one_rank_is_refused(variable, ranks, code, capsys, monkeypatch):
-    monkeypatch.setenv(variable, ranks)
-    assert trial.command("train", "--train", "no.tsv") == code
-    message = "no.tsv: must be a file, found nothing there."
-    if code == 2:
-        version = cupyrec.__version__
-        message = f"the launcher must start one rank in version {version}, got {ranks}."
-    assert capsys.readouterr().err == f"cupyrec: {message}\n"
-
-
 def test_main_is_the_command():
     process = python("-m", "cupyrec", "train", "--train", "no.tsv")
     out, err = process.communicate()

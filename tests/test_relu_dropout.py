@@ -47,10 +47,10 @@ def test_mask_rows_are_padded_to_128_bits_of_zero(columns, words):
 @pytest.mark.parametrize("columns", [1, 10, 130])
 def test_keeps_the_units_that_philox_says(rate, columns):
     rows, first = 17, 1000
-    dropout = Dropout(rate, seed=2**63 + 5, step=7, layer=3)
+    dropout = Dropout(rate, seed=2**63 + 5, step=7, layer=3, first=first)
     x = oracle.integers((rows, columns), 1, 9)
-    y, mask = relu_dropout(x, np.zeros(columns, np.float32), dropout, first)
-    kept = oracle.keep(rows, columns, rate, *dropout[1:], first)
+    y, mask = relu_dropout(x, np.zeros(columns, np.float32), dropout)
+    kept = oracle.keep(rows, columns, rate, *dropout[1:])
     np.testing.assert_array_equal(y, np.where(kept, x * np.float32(1 / (1 - rate)), 0))
     np.testing.assert_array_equal(bits(mask, columns), kept)
     np.testing.assert_array_equal(relu_dropout_backward(x, mask, dropout), y)
@@ -89,7 +89,7 @@ def test_mask_does_not_depend_on_how_the_batch_is_split():
     dropout = Dropout(0.3, seed=9, step=2, layer=1)
     y, mask = relu_dropout(x, bias, dropout)
     for start, stop in [(0, 0), (0, 1), (1, 700), (700, 1025)]:
-        part, part_mask = relu_dropout(x[start:stop], bias, dropout, first_sample=start)
+        part, part_mask = relu_dropout(x[start:stop], bias, dropout._replace(first=start))
         np.testing.assert_array_equal(part, y[start:stop])
         np.testing.assert_array_equal(part_mask, mask[start:stop])
 
@@ -244,7 +244,7 @@ def test_backward_refuses(dy, mask, error, text):
 def test_refuses_counters_that_philox_has_no_room_for(dropout, first, text):
     x, bias = np.zeros((2, 3)), np.zeros(3)
     with pytest.raises(ValueError, match=oracle.sentence(f"relu_dropout: {text}")):
-        relu_dropout(x, bias, Dropout(0.5, **dropout), first_sample=first)
+        relu_dropout(x, bias, Dropout(0.5, first=first, **dropout))
 
 
 @pytest.mark.parametrize("dtype", arrays.HALVES, ids=str)

@@ -26,7 +26,7 @@ LAYERS = (
     " < huge_pages interruption random kernel scratch cublaslt"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
-    " checkpoint_import checkpoint_reshard checkpoint_shards config data metrics"
+    " checkpoint_import checkpoint_reshard checkpoint_shards config data inference metrics"
     " progress run_folder testing training"
     " < cupyrec < checkpoint_commands cli commands __main__"
 )

@@ -20,6 +20,10 @@ class Batch:
     dense : (B, num_dense) float32
     ids : (B, num_tables) int64
     labels : (B, 1) float32, or None where they are not known
+    first : int
+        Number of its first row among those of the step, of which other ranks may have some.
+    total : int, optional
+        How many rows the step has; B by default.
 
     Examples
     --------
@@ -30,6 +34,12 @@ class Batch:
     dense: np.ndarray
     ids: np.ndarray
     labels: np.ndarray | None = None
+    first: int = 0
+    total: int = -1
+
+    def __post_init__(self) -> None:
+        if self.total < 0:
+            object.__setattr__(self, "total", len(self))
 
     def __len__(self) -> int:
         return len(self.dense)
@@ -49,4 +59,19 @@ class Batch:
         """
         xp = arrays.module(device)
         columns = (self.dense, self.ids, self.labels)
-        return Batch(*(None if c is None else arrays.copy_to(xp, c) for c in columns))
+        moved = (None if c is None else arrays.copy_to(xp, c) for c in columns)
+        return Batch(*moved, self.first, self.total)
+
+    def of_rank(self, rank: int, ranks: int) -> Batch:
+        """Return a rank's rows, as views: none at all where there are more ranks than rows.
+
+        Examples
+        --------
+        >>> batch = Batch(np.zeros((5, 1), np.float32), np.zeros((5, 2), np.int64))
+        >>> [(part.first, len(part), part.total) for part in map(batch.of_rank, range(2), [2] * 2)]
+        [(0, 2, 5), (2, 3, 5)]
+        """
+        first, stop = (len(self) * r // ranks for r in (rank, rank + 1))
+        columns = (self.dense, self.ids, self.labels)
+        rows = (None if c is None else c[first:stop] for c in columns)
+        return Batch(*rows, self.first + first, self.total)

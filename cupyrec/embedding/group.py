@@ -8,30 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays
 from cupyrec.embedding.initializers import InitialVectors
 from cupyrec.embedding.look_up import LookUp
 from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.row_gradients import RowGradients, summed
+from cupyrec.embedding.shard import Shard
 from cupyrec.embedding.statistics import Statistics
 from cupyrec.embedding.store import StatePart
 from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.bags import pool_rows, weight_gradient
-from cupyrec.ops.catch_up_adam import catch_up_rows, caught_up_vectors
-from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, FLOAT32, Rounding, RowMemory, gather_rows
+from cupyrec.ops.embedding_rows import Rounding, RowMemory, gather_rows
 from cupyrec.ops.segment_sum import segment_sum
-from cupyrec.ops.stochastic_rounding import round_rows
-from cupyrec.ops.unique_keys import unique_keys
+from cupyrec.ops.unique_keys import UniqueKeys, unique_keys
+from cupyrec.parallel import Exchange, Route, world
 
 __all__ = ["Group"]
 
-_ROWS = 1 << 16  # rows caught up at a time
 _PARTS = 16  # look-ups whose gradients are summed at once
-_VALUES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 
 
-class Group:
+class Group(Shard):
     """Embedding tables of one width, with rows that appear when their ids do.
+
+    Of several ranks each has the rows of the ids that it owns. Then look-ups and gradients are
+    calls that all ranks make together, with whatever ids each has, while `store`, `delete`, exports
+    and imports are of this rank's rows alone.
 
     Parameters
     ----------
@@ -42,6 +43,8 @@ class Group:
         widened when they are read, and rounded stochastically when they are written.
     dense_updates : bool
         Whether every row moves in every step, with gradient zero if it isn't in the batch.
+    exchange : Exchange, optional
+        With other ranks; by default one without codecs with all that the launcher started.
 
     Raises
     ------
@@ -59,41 +62,22 @@ class Group:
     """
 
     def __init__(
-        self, initial: InitialVectors, *, dtype: str = "float32", dense_updates: bool = False
-    ) -> None:
-        if dtype not in _VALUES:
-            raise ValueError(f"Group: 'dtype' must be one of {list(_VALUES)}, got '{dtype}'.")
-        self.initial, self.dtype, self.dense_updates = initial, dtype, dense_updates
-        self.store = MemoryStore(initial.width, value=_VALUES[dtype])
-        self.history: AdamHistory | None = None  # of an optimizer whose rows catch up
+        self, initial: InitialVectors, *, dtype: str = "float32", dense_updates: bool = False,
+        exchange: Exchange | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(initial, dtype)
+        self.dense_updates = dense_updates
         self.statistics = Statistics()
         self.numbering = 0  # goes up where rows get other numbers, or another device
         self._pending: list[RowGradients] = []
-
-    xp = property(lambda self: self.store.xp, doc="Array module of the device it is on.")
-    width = property(lambda self: self.initial.width, doc="D, floats of a vector.")
-    _reached = property(lambda self: (self.history, len(self.history or ())))  # by a look-up
+        self._coming: list[tuple[Callable[[], Any], LookUp]] = []  # from other ranks
+        self.exchange = Exchange(world()) if exchange is None else exchange
 
     def __repr__(self) -> str:
         return (
             f"Group(ids={len(self.store)}, width={self.width}, dtype={self.dtype}, "
             f"bytes={self.store.nbytes}, load={self.store.load:.2f})"
         )
-
-    def _initial(self, tables: Any, ids: Any) -> Any:
-        """Initial vectors, as rows will hold them."""
-        vectors = self.initial(tables, ids)
-        if self.store.value == FLOAT32:
-            return vectors
-        codes = round_rows(vectors, tables, ids, self.initial.seed, 0, self.store.value)
-        if self.store.value == FLOAT16:
-            return codes.view(np.float16).astype(np.float32)
-        return (codes.astype(np.uint32) * 65536).view(np.float32)
-
-    def _rounding(self, tables: Any, ids: Any, step: int) -> Rounding | None:
-        if self.store.value == FLOAT32:
-            return None
-        return Rounding(tables, ids, self.initial.seed, step)
 
     def look_up(self, tables: Any, ids: Any, insert: bool, kept: Any = None) -> LookUp:
         """Find the row of each key.
@@ -130,65 +114,25 @@ class Group:
             keys = unique_keys(tables, ids[kept])
             inverse = xp.full(ids.size, -1, np.int64)
             inverse[kept] = keys.inverse
-        unseen = xp.empty((0, self.width), np.float32)
-        if insert:
-            first = len(self.store)
-            rows = self.store.find_or_insert(keys.tables, keys.ids, self._initial)
-            self.statistics.looked_up(tables, keys.tables, first, len(self.store))
-            self._catch_up(rows, keys.tables, keys.ids)
+        first = len(self.store)
+        if self.exchange.is_local:
+            rows, unseen = self._find(keys, insert)
+            remote = None
         else:
-            rows = self.store.find(keys.tables, keys.ids)
-            new = xp.flatnonzero(rows < 0)
-            if new.size:
-                unseen = self._initial(keys.tables[new], keys.ids[new])
-                rows[new] = -1 - xp.arange(new.size)
-            if self.history is not None and new.size < rows.size:
-                known = xp.flatnonzero(rows >= 0)
-                current = self.current_vectors(rows[known])
-                rows[known] = -1 - len(unseen) - xp.arange(known.size)
-                unseen = xp.concatenate([unseen, current])
-        return LookUp(keys, inverse, rows, unseen, self.numbering, self._reached, kept)
+            remote, unseen = self._find_remote(keys, insert)
+            rows = -1 - xp.arange(len(keys.ids))
+        if insert:
+            self.statistics.looked_up(tables, keys.tables, first, len(self.store))
+        return LookUp(keys, inverse, rows, unseen, self.numbering, self._reached, kept, remote)
 
-    def _catch_up(self, rows: Any, tables: Any, ids: Any) -> None:
-        """Let rows make up for the steps that they were not in, if an optimizer asks for it."""
-        if self.history is None:
-            return
-        rounding = self._rounding(tables, ids, len(self.history))
-        self.store.update(
-            rows,
-            lambda memory, rows: catch_up_rows(
-                memory, rows, self.width, self.history, rounding=rounding
-            ),
-        )
-
-    def _catch_up_all(self) -> None:
-        if self.history is not None:
-            for first in range(0, len(self.store), _ROWS):
-                rows = self.xp.arange(first, min(first + _ROWS, len(self.store)))
-                self._catch_up(rows, *self.store.keys(first, first + rows.size))
-
-    def current_vectors(self, rows: Any) -> Any:
-        """Return the vectors (U, D) of rows as they would be caught up; nothing changes.
-
-        Examples
-        --------
-        >>> from cupyrec.embedding import Constant
-        >>> group = Group(InitialVectors(2, Constant(3.0), seed=1))
-        >>> look_up = group.look_up(np.zeros(1, np.uint32), np.array([5]), insert=True)
-        >>> group.current_vectors(look_up.rows)
-        array([[3., 3.]], dtype=float32)
-        """
-        if self.history is not None:
-            return self.store.read(
-                rows, lambda memory, rows: caught_up_vectors(memory, rows, self.width, self.history)
-            )
-        out, every = self._empty(rows.size, self.width), self.xp.arange(rows.size)
-        unseen = self.xp.empty((0, self.width), np.float32)
-        self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, every, unseen, out))
-        return out
-
-    def _empty(self, *shape: int, dtype: Any = np.float32) -> Any:
-        return (arrays.empty if self.xp is np else self.xp.empty)(shape, dtype)
+    def _find_remote(self, keys: UniqueKeys, insert: bool) -> tuple[tuple[Route, LookUp], Any]:
+        """The vectors (U, D) of all keys, and where they and their gradients go."""
+        route = self.exchange.ask(keys.tables, keys.ids).result()
+        asked = unique_keys(route.tables, route.ids)
+        found = asked, asked.inverse, *self._find(asked, insert)
+        own = LookUp(*found, self.numbering, self._reached, None)
+        vectors = self.exchange.rows(route, self.unique_vectors(own), asked.inverse, insert)
+        return (route, own), vectors
 
     def vectors(self, look_up: LookUp, dtype: Any = np.float32) -> Any:
         """Return the vector of each key, (N, D); of 16 bits the numbers that are nearest.
@@ -302,6 +246,10 @@ class Group:
         array([[1., 1.]], dtype=float32)
         """
         self._check_numbering(look_up)
+        if look_up.remote is not None:
+            route, own = look_up.remote
+            self._coming.append((self.exchange.gradients(route, values), own))
+            return
         keys = look_up.keys
         if look_up.reached != self._reached:  # steps have come between, or another optimizer
             self._catch_up(look_up.rows, keys.tables, keys.ids)
@@ -328,6 +276,9 @@ class Group:
         --------
         See `add_gradient`.
         """
+        for received, own in self._coming:
+            self.add_gradient(own, received())
+        self._coming = []
         self._pending = [summed(self.xp, self.width, self._pending)]
         return self._of_all_rows(self._pending[0], l2) if self.dense_updates else self._pending[0]
 
@@ -348,7 +299,7 @@ class Group:
         >>> from cupyrec.embedding import Uniform
         >>> Group(InitialVectors(2, Uniform(), seed=1)).zero_grad()
         """
-        self._pending = []
+        self._pending, self._coming = [], []
 
     def update(
         self,

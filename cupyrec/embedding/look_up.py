@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.unique_keys import UniqueKeys
+from cupyrec.parallel import Route
 
 __all__ = ["LookUp"]
 
@@ -28,6 +29,9 @@ class LookUp(NamedTuple):
         The history, and its step, to which rows that catch up had been brought then.
     kept : (K,) array of int64, optional
         Numbers of the keys that are not padding, if there is any.
+    remote : (Route, LookUp), optional
+        Where the unique keys' vectors came from: `unseen` has them all then. The look-up is of the
+        keys that came here, in this rank's part of the tables.
     """
 
     keys: UniqueKeys
@@ -37,6 +41,7 @@ class LookUp(NamedTuple):
     numbering: int
     reached: tuple[AdamHistory | None, int]
     kept: Any
+    remote: tuple[Route, LookUp] | None = None
 
     @property
     def positions(self) -> Any:

@@ -97,7 +97,11 @@ class FusedMLP(Module):
         """
         rates = self.dropout_rates if self.training else [0.0] * len(self.weights)
         step = random.step() if any(rates) else 0
-        return [Dropout(rate, self.dropout_seed, step, layer) for layer, rate in enumerate(rates)]
+        counter = self.dropout_seed, step
+        return [
+            Dropout(rate, *counter, layer, random.first_sample())
+            for layer, rate in enumerate(rates)
+        ]
 
     def forward(self, x: Any, halves: Sequence[Any] | None = None) -> Any:
         return fused_mlp(

@@ -10,6 +10,7 @@ import numpy as np
 from cupyrec import arrays
 from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group
+from cupyrec.parallel import Communicator, world
 
 __all__ = ["Buffer", "Module", "Parameter"]
 
@@ -227,6 +228,12 @@ class Module:
         if isinstance(first, Group):
             return arrays.name(first.xp)
         return "cpu" if first is None else arrays.device(first.data)
+
+    @property
+    def ranks(self) -> Communicator:
+        """The ranks that its tables lie on; without tables, all that the launcher started."""
+        group = next((group for _, group in self.named_groups()), None)
+        return world() if group is None else group.exchange.ranks
 
     def to(self, device: str) -> Module:
         """Move parameters, buffers and tables to ``cpu``, ``cuda`` or ``sim``; return the Module.

@@ -23,7 +23,7 @@ from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.loss_scaling import LossScaling, advance
 from cupyrec.scratch import counters
 
-__all__ = ["clip_scale", "scale_pointer", "scale_value"]
+__all__ = ["clip_scale", "scale_pointer", "scale_value", "sum_squares"]
 
 _ELEMENTS = 65536  # elements a block of the CPU
 _TILE, _MOST_BLOCKS = 2048, 2048  # of the kernel: elements at a time, blocks an array
@@ -55,6 +55,7 @@ def clip_scale(
     loss: Any = None,
     *,
     scaling: LossScaling | None = None,
+    elsewhere: np.ndarray | None = None,
 ) -> Any:
     """Return the factor of all gradients, NaN where nothing may be updated.
 
@@ -69,6 +70,8 @@ def clip_scale(
     scaling : LossScaling, optional
         By whose scale the gradients are too large. It makes its step, but not on the CPU where the
         loss is not finite, or gradients are not though the scale is 1: the caller raises.
+    elsewhere : (K,) array of float64 in the host's memory, optional
+        Sums of squares of further gradients, see `sum_squares`.
 
     Returns
     -------
@@ -94,22 +97,46 @@ def clip_scale(
     xp = arrays.namespace("clip_scale", *gradients)
     for x in gradients:
         errors.dtype("clip_scale", "gradients", x, np.float32)
+    elsewhere = np.empty(0) if elsewhere is None else elsewhere
     if xp is np:
-        return _on_cpu(gradients, limit, loss, scaling)
+        return _on_cpu(gradients, limit, loss, scaling, elsewhere)
     if loss is not None:
         errors.dtype("clip_scale", "loss", loss, np.float32)
         if loss.size != 1:
             raise ValueError(f"clip_scale: 'loss' must be one number, got shape {loss.shape}.")
     scale = xp.empty(1, np.float32)
-    _launch(xp, gradients, limit, loss, scale, *(scaling or _NO_SCALING))
+    last = limit, loss, scale, *(scaling or _NO_SCALING)
+    _launch(xp, gradients, *last, elsewhere=arrays.copy_to(xp, elsewhere))
     return scale
 
 
+def sum_squares(gradients: Sequence[Any]) -> Any:
+    """Return sums of squares of gradients, to be added up: (K,) float64 on their device.
+
+    Parameters
+    ----------
+    gradients : sequence of arrays of float32
+        At least one, all on one device.
+
+    Examples
+    --------
+    >>> float(sum_squares([np.array([3.0], np.float32), np.array([4.0], np.float32)]).sum())
+    25.0
+    """
+    xp = arrays.namespace("sum_squares", *gradients)
+    for x in gradients:
+        errors.dtype("sum_squares", "gradients", x, np.float32)
+    if xp is np:
+        return np.array([_sum_on_cpu(x) for x in gradients])
+    return _launch(xp, gradients, math.inf, None, xp.empty(1, np.float32), *_NO_SCALING)
+
+
 def _on_cpu(
-    gradients: Sequence[np.ndarray], limit: float, loss: Any, scaling: LossScaling | None
-) -> float:
+    gradients: Sequence[np.ndarray], limit: float, loss: Any, scaling: LossScaling | None,
+    elsewhere: np.ndarray,
+) -> float:  # fmt: skip
     loss_scale = 1.0 if scaling is None else float(scaling.state[0])
-    norm = math.sqrt(sum(map(_sum_on_cpu, gradients))) / loss_scale
+    norm = math.sqrt(sum(map(_sum_on_cpu, gradients)) + float(elsewhere.sum())) / loss_scale
     sound = loss is None or bool(np.isfinite(loss).all())
     finite = sound and math.isfinite(norm)
     if scaling is not None and (finite or (sound and loss_scale > 1)):
@@ -128,8 +155,9 @@ def _sum_on_cpu(x: np.ndarray) -> float:
     return float(parts.sum())
 
 
-def _launch(xp: ModuleType, gradients: Sequence[Any], *last: Any) -> None:
-    """Launch once for every four arrays; the last launch finishes what the others began."""
+def _launch(xp: ModuleType, gradients: Sequence[Any], *last: Any, elsewhere: Any = None) -> Any:
+    """Launch once for every four arrays; the last launch finishes what the others began, unless
+    sums of squares alone, which are returned, are asked for."""
     held = [xp.ascontiguousarray(x) for x in gradients if x.size]
     fours = [held[i : i + _ARRAYS] for i in range(0, len(held), _ARRAYS)] or [[]]
     ends = [
@@ -137,17 +165,21 @@ def _launch(xp: ModuleType, gradients: Sequence[Any], *last: Any) -> None:
         for four in fours
     ]
     grids = [four[-1] if four else 1 for four in ends]
-    parts = xp.empty(sum(grids), np.float64)
+    launched = sum(grids)
+    parts = xp.empty(launched + (0 if elsewhere is None else elsewhere.size), np.float64)
+    if parts.size > launched:
+        parts[launched:] = elsewhere
     none = [(None, 0)] * _ARRAYS
     for i, (four, grid) in enumerate(zip(fours, grids, strict=True)):
         table = [*((x, x.size) for x in four), *none][:_ARRAYS]
         stops = [*ends[i], *[grid] * _ARRAYS]
         flat = [value for (x, n), end in zip(table, stops, strict=False) for value in (x, n, end)]
-        first, final = sum(grids[:i]), i == len(fours) - 1
+        first, final = sum(grids[:i]), elsewhere is not None and i == len(fours) - 1
         _clip(
-            *flat, parts, first, sum(grids), counters(xp, 1) if final else None, *last,
+            *flat, parts, first, parts.size, counters(xp, 1) if final else None, *last,
             macros={"VECTOR": vector_width(4, *four)}, grid=grid,
         )  # fmt: skip
+    return parts
 
 
 def scale_pointer(xp: ModuleType, scale: Any) -> Any:

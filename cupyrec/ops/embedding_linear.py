@@ -143,7 +143,9 @@ def embedding_linear(
         if linear_output:
             y[i:j] += bias
         else:
-            bias_relu_dropout_cpu(y[i:j], bias, *dropout.loop_arguments(bias.dtype), i)
+            bias_relu_dropout_cpu(
+                y[i:j], bias, *dropout.loop_arguments(bias.dtype), dropout.first + i
+            )
 
     with cpu.serial_blas(), np.errstate(over="ignore", invalid="ignore"):  # inf and NaN stay
         cpu.parallel(multiply, fields, 1)

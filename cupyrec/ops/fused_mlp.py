@@ -109,7 +109,7 @@ class _FusedMLP(Function):
                 else:
                     if dropouts[i].rate > 0:  # on a device another kernel goes on from there
                         self._round(y)
-                    bias_relu_dropout_cpu(y, bias, *loop_arguments[i], start)
+                    bias_relu_dropout_cpu(y, bias, *loop_arguments[i], dropouts[i].first + start)
                     self._round(y)
 
         with cpu.serial_blas():

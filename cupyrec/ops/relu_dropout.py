@@ -32,9 +32,10 @@ _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 class Dropout(NamedTuple):
-    """Rate and counter of one dropout: the same five numbers give the same mask on any device.
+    """Rate and counter of one dropout: the same six numbers give the same mask on any device.
 
-    On a device other than the CPU, `step` may be an array (1,) of uint32 there.
+    Samples are numbered from `first` on. On a device other than the CPU, `step` may be an array
+    (1,) of uint32 there.
 
     Examples
     --------
@@ -46,6 +47,7 @@ class Dropout(NamedTuple):
     seed: int = 0
     step: Any = 0
     layer: int = 0
+    first: int = 0
 
     @property
     def scale(self) -> float:
@@ -66,7 +68,7 @@ _NO_DROPOUT = Dropout()
 def check_dropout(where: str, name: str, dropout: Dropout, samples: int) -> None:
     """Raise ValueError or TypeError unless rate and counters are what Philox takes.
 
-    `samples` is how many there are up to the last one of the batch.
+    `samples` is how many there are in the batch.
 
     Examples
     --------
@@ -83,6 +85,7 @@ def check_dropout(where: str, name: str, dropout: Dropout, samples: int) -> None
             continue
         if not 0 <= value < 2**bits:
             raise ValueError(f"{where}: '{name}.{part}' must lie in [0, 2**{bits}), got {value}.")
+    samples += dropout.first
     if not 0 <= samples <= 2**32:
         raise ValueError(f"{where}: samples must be numbered below 2**32, got {samples}.")
 
@@ -186,35 +189,33 @@ def _macros(columns: int, *values: Any) -> dict[str, Any]:
     return tiling | value_macros(values[0].dtype)
 
 
-def bias_relu_dropout_device(
-    x: Any, bias: Any, y: Any, mask: Any, dropout: Dropout, first_sample: int = 0
-) -> None:
+def bias_relu_dropout_device(x: Any, bias: Any, y: Any, mask: Any, dropout: Dropout) -> None:
     """Write y and mask; y may be x. C-contiguous; x, bias and y of one float type."""
     rows, columns = x.shape
     step_at = dropout.step if _lies_on_device(dropout.step) else None
     numbers = dropout if step_at is None else dropout._replace(step=0)
     _forward(
         *map(arrays.bits, (x, bias, y)), mask, *numbers.loop_arguments(np.dtype(np.float32)),
-        first_sample, rows, columns, step_at, macros=_macros(columns, x, bias, y),
+        dropout.first, rows, columns, step_at, macros=_macros(columns, x, bias, y),
         B=rows, N=columns,
     )  # fmt: skip
 
 
 class _ReluDropout(Function):
-    def forward(self, x, bias, mask, dropout, first_sample):
+    def forward(self, x, bias, mask, dropout):
         self.mask, self.dropout = mask, dropout
         xp = arrays.namespace("relu_dropout", x, bias)
         bias = xp.ascontiguousarray(bias)
         if xp is not np:
             x, y = xp.ascontiguousarray(x), xp.empty(x.shape, x.dtype)
-            bias_relu_dropout_device(x, bias, y, mask, dropout, first_sample)
+            bias_relu_dropout_device(x, bias, y, mask, dropout)
             return y
         wide = np.float32 if x.dtype in arrays.HALVES else x.dtype  # 16 bits are storage here
         y, bias = np.array(x, wide, order="C"), bias.astype(wide, copy=False)
 
         def block(start: int, stop: int) -> None:
             bias_relu_dropout_cpu(
-                y[start:stop], bias, *dropout.loop_arguments(y.dtype), first_sample + start
+                y[start:stop], bias, *dropout.loop_arguments(y.dtype), dropout.first + start
             )
             _pack_live(y[start:stop], mask[start:stop])
 
@@ -227,9 +228,7 @@ class _ReluDropout(Function):
         return dx, dx.astype(wide, copy=False).sum(axis=0)
 
 
-def relu_dropout(
-    x: Any, bias: Any, dropout: Dropout = _NO_DROPOUT, first_sample: int = 0
-) -> tuple[Any, Any]:
+def relu_dropout(x: Any, bias: Any, dropout: Dropout = _NO_DROPOUT) -> tuple[Any, Any]:
     """Return y of the formula above and the bit mask of its live units.
 
     Parameters
@@ -237,8 +236,6 @@ def relu_dropout(
     x : (B, N) array or Tensor of float32, float16 or bfloat16, on the CPU also float64
     bias : (N,) array or Tensor of the same dtype
     dropout : Dropout
-    first_sample : int
-        Number of the first row within the global batch.
 
     Returns
     -------
@@ -265,9 +262,9 @@ def relu_dropout(
     rows, columns = errors.axes("relu_dropout", x=(raw[0], "B N"), bias=(raw[1], "N"))
     errors.dtype("relu_dropout", "x", raw[0], *_floats(xp))
     errors.dtype("relu_dropout", "bias", raw[1], raw[0].dtype)
-    check_dropout("relu_dropout", "dropout", dropout, first_sample + rows)
+    check_dropout("relu_dropout", "dropout", dropout, rows)
     mask = xp.empty((rows, mask_words(columns)), np.uint32)
-    y = _ReluDropout.apply(x, bias, mask=mask, dropout=dropout, first_sample=first_sample)
+    y = _ReluDropout.apply(x, bias, mask=mask, dropout=dropout)
     return y, mask
 
 

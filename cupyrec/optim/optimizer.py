@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -15,10 +16,11 @@ import numpy as np
 from cupyrec import arrays, errors, random
 from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group, RowGradients, StatePart
-from cupyrec.ops.clip_scale import clip_scale
+from cupyrec.ops.clip_scale import clip_scale, sum_squares
 from cupyrec.ops.embedding_rows import Rounding, RowMemory
 from cupyrec.optim.gradient_scaler import GradientScaler
 from cupyrec.optim.parameter_group import ParameterGroup
+from cupyrec.parallel import Communicator, world
 
 __all__ = ["Optimizer"]
 
@@ -55,6 +57,9 @@ class Optimizer(ABC):
         Gradients come from a loss that was scaled by it, see `loss_gradient`. A step whose
         gradients are not finite is skipped: Adam's bias corrections don't count it, schedules,
         dropout and stochastic rounding do.
+    ranks : Communicator, optional
+        Whose gradients are summed, of dense parameters here and of rows by their owners; by default
+        those that the tables lie on, or all that the launcher started.
 
     Attributes
     ----------
@@ -78,6 +83,7 @@ class Optimizer(ABC):
         schedule: Callable[[int], float] | None = None,
         clip_norm: float | None = None,
         scaler: GradientScaler | None = None,
+        ranks: Communicator | None = None,
     ) -> None:
         where = type(self).__name__
         if not 0 <= errors.number(where, "lr", lr) < math.inf:
@@ -96,6 +102,9 @@ class Optimizer(ABC):
             ParameterGroup(where, option, weight_decay=weight_decay, l2=l2) for option in options
         ]
         self._check(where)
+        tables = self.groups
+        self.ranks = ranks or (tables[0].exchange.ranks if tables else world())
+        self._check_ranks(where)
         xp = self._module()
         if scaler is not None:
             scaler.attach(xp, self.betas)
@@ -122,6 +131,20 @@ class Optimizer(ABC):
             raise ValueError(f"{where}: a parameter must be in one parameter group, got it in two.")
         for p in self.parameters:
             errors.dtype(where, "parameters", p.data, np.float32)
+
+    def _check_ranks(self, where: str) -> None:
+        """See that all ranks start from the same parameters."""
+        if self.ranks.size == 1:
+            return
+        own = [zlib.crc32(arrays.to_host(p.data).tobytes()) for p in self.parameters]
+        own += [group.initial.seed for group in self.groups]
+        told = self.ranks.all_gather_json("parameters", own)
+        if different := [rank for rank, others in enumerate(told) if others != told[0]]:
+            raise ValueError(
+                f"{where}: all ranks must start from the same parameters and embedding seeds "
+                "(cupyrec.manual_seed gives them), got others on rank "
+                f"{', '.join(map(str, different[:8]))} than on rank 0."
+            )
 
     def _module(self) -> ModuleType:
         """The array module of all parameters and groups."""
@@ -303,7 +326,7 @@ class Optimizer(ABC):
             share: [(table, table.gradients(share.scaled_l2(loss_scale))) for table in share.tables]
             for share in self.parameter_groups
         }
-        dense = [share.collect(loss_scale) for share in work]
+        dense = [share.collect(loss_scale, self.ranks) for share in work]
         rows = [gradients for tables in work.values() for _, gradients in tables]
         scale = self._scale(loss.data if isinstance(loss, Tensor) else loss, rows, dense)
         self.t += 1
@@ -328,9 +351,12 @@ class Optimizer(ABC):
         """The factor of all gradients; on a device an array, NaN where nothing may be updated."""
         scaler, on_cpu = self.scaler, self._xp is np
         before = scaler.skipped if scaler and on_cpu else 0
+        gradients, elsewhere = [*(g.values for g in rows), *dense], None
+        if self.ranks.size > 1:  # dense gradients are the same everywhere by now, rows are not
+            gradients, (elsewhere, loss) = dense, self._of_all_ranks(rows, loss)
         scale = clip_scale(
-            [*(g.values for g in rows), *dense], self.clip_norm, loss,
-            scaling=scaler and scaler.scaling,
+            gradients, self.clip_norm, loss, scaling=scaler and scaler.scaling,
+            elsewhere=elsewhere,
         )  # fmt: skip
         if on_cpu and scaler and scaler.skipped > before:
             logger.debug(
@@ -338,13 +364,24 @@ class Optimizer(ABC):
                 self.t + 1, scaler.loss_scale,
             )  # fmt: skip
         elif on_cpu and math.isnan(scale):
-            if found := self._not_finite(rows, dense):
+            found = self._not_finite(rows, dense)
+            if not found and self.ranks.size > 1 and np.isfinite(loss).all():
+                found = "those of another rank not"
+            if found:
                 own = " + l2 * weight" * any(share.l2 for share in self.parameter_groups)
                 what = f"gradients{own} must be finite, got {found}"
             else:
                 what = f"the loss must be finite, got {loss}"
             raise FloatingPointError(f"{type(self).__name__}.step: {what} in step {self.t + 1}.")
         return scale
+
+    def _of_all_ranks(self, rows: list[RowGradients], loss: Any) -> tuple[np.ndarray, Any]:
+        """Each rank's sum of squares of its rows' gradients, and the sum of the losses."""
+        nothing, xp = self._xp.zeros(0, np.float32), self._xp
+        squares = sum_squares([nothing, *(g.values for g in rows)])
+        own = [arrays.to_host(squares).sum(), 0.0 if loss is None else float(loss)]
+        told = self.ranks.all_gather("norm", np.array(own))
+        return told[:, 0], arrays.copy_to(xp, told[:, 1].sum(keepdims=True).astype(np.float32))
 
     def _not_finite(self, rows: list[RowGradients], dense: list[Any]) -> str:
         """Say which gradients are NaN or infinite, and how many."""

@@ -11,6 +11,7 @@ import numpy as np
 from cupyrec import arrays, errors
 from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group
+from cupyrec.parallel import Communicator, all_reduce
 
 __all__ = ["ParameterGroup"]
 
@@ -142,8 +143,10 @@ class ParameterGroup:
             return None
         return np.float32(self.l2) if loss_scale is None else loss_scale * np.float32(self.l2)
 
-    def collect(self, loss_scale: Any = None) -> Any:
+    def collect(self, loss_scale: Any = None, ranks: Communicator | None = None) -> Any:
         """See that every gradient stands in the flat buffer; return them with that of `l2`.
+
+        Of several ranks it is the sum of their gradients.
 
         A loss scale, an array of one, says by what the gradients are too large.
 
@@ -160,6 +163,8 @@ class ParameterGroup:
                 p.grad_buffer[...] = 0
             elif p.grad is not p.grad_buffer:  # set by hand
                 p.grad_buffer[...] = p.grad
+        if ranks is not None:
+            all_reduce(ranks, "dense gradients", self.grad).result()
         l2 = self.scaled_l2(loss_scale)
         return self.grad if l2 is None else self.grad + l2 * self.data
 

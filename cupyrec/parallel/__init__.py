@@ -1,6 +1,11 @@
 """Ranks: what travels between them."""
 
-from cupyrec.parallel.communicator import Communicator, Transfer, world
+from cupyrec.parallel.all_reduce import all_reduce
+from cupyrec.parallel.communicator import Communicator, OtherRankError, Transfer, world
+from cupyrec.parallel.exchange import Exchange, Route
 from cupyrec.parallel.failure import failed
 
-__all__ = ["Communicator", "Transfer", "failed", "world"]
+__all__ = [
+    "Communicator", "Exchange", "OtherRankError", "Route", "Transfer", "all_reduce", "failed",
+    "world",
+]  # fmt: skip

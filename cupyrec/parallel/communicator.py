@@ -8,26 +8,29 @@ ranks may outnumber cores.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import functools
 import json
 import os
 import queue
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cupyrec import arrays
-from cupyrec.parallel import failure, watchdog
+from cupyrec.parallel import devices, failure, watchdog
 
-__all__ = ["Communicator", "Transfer", "world"]
+__all__ = ["Communicator", "OtherRankError", "Transfer", "world"]
 
+_T = TypeVar("_T")
 #: What launchers tell their processes: Open MPI, PMIx, PMI, MPICH's Hydra, Slurm.
 _LAUNCHERS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MPI_LOCALRANKID")
 _TAGS = 32768  # that any MPI has
@@ -45,20 +48,26 @@ class Transfer:
     send, receive : contiguous arrays
         Rows for rank 0, then those for rank 1, ...; and from them.
     to, of : sequence of int
-        Number of rows for and from each rank.
+        Number of rows for and from each rank. Without `to` all get the same, which is all rows.
     """
 
-    def __init__(self, send: Any, to: Sequence[int], receive: Any, of: Sequence[int]) -> None:
-        self.send, self.to = send, np.cumsum([0, *to])
+    def __init__(
+        self, send: Any, to: Sequence[int] | None, receive: Any, of: Sequence[int]
+    ) -> None:
+        self.send, self.to = send, None if to is None else np.cumsum([0, *to])
         self.receive, self.of = receive, np.cumsum([0, *of])
 
     def sent(self, rank: int) -> Any:
         """Rows for a rank."""
-        return self.send[self.to[rank] : self.to[rank + 1]]
+        return self.send if self.to is None else self.send[self.to[rank] : self.to[rank + 1]]
 
     def received(self, rank: int) -> Any:
         """The place for a rank's rows."""
         return self.receive[self.of[rank] : self.of[rank + 1]]
+
+
+class OtherRankError(RuntimeError):
+    """Work that ranks do together has failed on another one, which says why."""
 
 
 class Communicator:
@@ -199,7 +208,7 @@ class Communicator:
         if self._thread in (None, threading.current_thread()):
             future.set_result(job())
         else:
-            ready = [event for module in set(xp) if (event := arrays.event(module)) is not None]
+            ready = [event for module in set(xp) if (event := devices.event(module)) is not None]
             self._jobs.put((what, job, future, ready))
         return future
 
@@ -236,9 +245,12 @@ class Communicator:
                     requests.append(self._ranks.Isend(_buffer(rows), target, tag))
                     self.bytes_sent[what] = self.bytes_sent.get(what, 0) + rows.nbytes
         for transfer in transfers:
-            if transfer.sent(rank).size:
-                transfer.received(rank)[...] = transfer.sent(rank)
+            own, place = transfer.sent(rank), transfer.received(rank)
+            if own.size and arrays.address(own) != arrays.address(place):
+                place[...] = own
         self._wait(requests)
+        for transfer in transfers:
+            devices.received(transfer.receive)
         for host, place in staged:
             place[...] = arrays.copy_to(arrays.namespace("all_to_all", place), host)
 
@@ -272,12 +284,61 @@ class Communicator:
         def job() -> list[Any]:
             lengths = self._all_gather(np.array([text.size]))[:, 0]
             texts = np.empty(int(lengths.sum()), np.uint8)
-            same = Transfer(text, [0] * self.size, texts, lengths)
-            same.sent = lambda rank: text
+            same = Transfer(text, None, texts, lengths)
             self._all_to_all(what, [same])
             return [json.loads(same.received(rank).tobytes()) for rank in range(self.size)]
 
         return self.submit(what, job).result()
+
+    def together(self, what: str, work: Callable[[], _T]) -> _T:
+        """Do this rank's part of a work; raise on all ranks if it fails on one.
+
+        Raises
+        ------
+        OtherRankError
+            It failed on another rank.
+
+        Examples
+        --------
+        >>> Communicator().together("a test", lambda: 3)
+        3
+        """
+        failed = None
+        try:
+            done = work()
+        except Exception as error:
+            failed = error
+        told = None if failed is None else f"{type(failed).__name__}: {failed}"
+        for rank, text in enumerate(self.all_gather_json(what, told)):
+            if failed is not None:
+                raise failed
+            if text is not None:
+                raise OtherRankError(f"{what}: rank {rank} must get on, got {text}")
+        return done
+
+    def any(self, what: str, flag: bool) -> Future:
+        """Return a future of whether `flag` is true on any rank.
+
+        Examples
+        --------
+        >>> Communicator().any("interruption", False).result()
+        False
+        """
+        return self.submit(what, lambda: bool(self._all_gather(np.array([flag])).any()))
+
+    def cores(self) -> int:
+        """Return how many of its host's cores are this rank's, where all that may use one share it.
+
+        Examples
+        --------
+        >>> Communicator().cores() >= 1
+        True
+        """
+        own = sorted(os.sched_getaffinity(0))
+        told = self.all_gather_json("cores", [socket.gethostname(), own])
+        here = [core for host, cores in told if host == told[self.rank][0] for core in cores]
+        users = collections.Counter(here)
+        return max(1, int(sum(1 / users[core] for core in own) + 1e-9))
 
     def barrier(self, what: str) -> None:
         """Wait until every rank has come here.
@@ -307,9 +368,10 @@ def _buffer(array: Any) -> Any:
 
 def _staged(transfer: Transfer, staged: list[tuple[Any, Any]]) -> Transfer:
     """The same transfer by way of the host, where `staged` notes what is to be copied back."""
-    send, receive = arrays.to_host(transfer.send), arrays.pinned_like(transfer.receive)
+    send, receive = arrays.to_host(transfer.send), devices.pinned_like(transfer.receive)
     staged.append((receive, transfer.receive))
-    return Transfer(send, np.diff(transfer.to), receive, np.diff(transfer.of))
+    to = None if transfer.to is None else np.diff(transfer.to)
+    return Transfer(send, to, receive, np.diff(transfer.of))
 
 
 def _cuda_aware(mpi: Any) -> bool:

@@ -1,0 +1,216 @@
+"""Rows of embeddings and their gradients, between ranks that ask for them and those that own them.
+
+    forward    unique keys -> owners;  the owners' rows -> codec -> back to who asked
+    backward   a gradient a unique key -> codec -> owners, who sum them in order of rank
+
+A key's owner is a hash of it, the same on every rank and for every batch. A row and a gradient pass
+the codec once on their way, those that stay on their rank as well, and those of a single rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupyrec import arrays
+from cupyrec.ops.messages import CODECS, UNIT, decode, encode, sizes
+from cupyrec.ops.partition import partition
+from cupyrec.ops.reorder import take
+from cupyrec.parallel.communicator import Communicator, Transfer
+
+__all__ = ["Exchange", "Route"]
+
+
+class Route(NamedTuple):
+    """Which of a rank's U unique keys go where, and which M keys come to it.
+
+    Attributes
+    ----------
+    order : (U,) array of int64
+        Numbers of the keys, those of rank 0 first.
+    sent, received : (N,) array of int64, in the host's memory
+        How many go to, and come from, each rank.
+    tables : (M,) array of uint32
+    ids : (M,) array of int64
+        The keys that came, those of rank 0 first.
+    """
+
+    order: Any
+    sent: np.ndarray
+    received: np.ndarray
+    tables: Any
+    ids: Any
+
+
+class Exchange:
+    """What one group of tables exchanges.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    forward, backward : str
+        Codec of rows and of gradients in training: ``none`` (float32), ``fp16``, ``bf16`` or
+        ``int8``.
+    evaluation : str
+        Codec of rows in evaluation.
+    num_tables : int
+        Tables are numbered below it: on the wire a number takes as few bytes as it needs.
+
+    Raises
+    ------
+    ValueError
+        An unknown codec.
+
+    Notes
+    -----
+    OneEmbedding's id, embedding and gradient shuffle, with its int8 communication; here evaluation
+    may use the same codec, and a width of 1024 and more is no exception.
+
+    Examples
+    --------
+    >>> exchange = Exchange(Communicator(), forward="int8", backward="int8")
+    >>> tables, ids = np.zeros(2, np.uint32), np.array([7, 8])
+    >>> route = exchange.ask(tables, ids).result()
+    >>> rows = exchange.rows(route, np.array([[1.0], [2.0]], np.float32), None, training=True)
+    >>> rows
+    array([[1.],
+           [2.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        ranks: Communicator,
+        *,
+        forward: str = "none",
+        backward: str = "none",
+        evaluation: str = "none",
+        num_tables: int = 2**32,
+    ) -> None:
+        given = {"forward": forward, "backward": backward, "evaluation": evaluation}
+        for name, codec in given.items():
+            if codec not in CODECS:
+                raise ValueError(
+                    f"Exchange: '{name}' must be one of {', '.join(CODECS)}, got {codec!r}."
+                )
+        self.ranks, self.forward, self.backward = ranks, forward, backward
+        self.evaluation = evaluation
+        self.table_dtype = np.min_scalar_type(num_tables - 1)
+
+    def __repr__(self) -> str:
+        return (
+            f"Exchange({self.ranks.size} ranks, forward={self.forward}, backward={self.backward}, "
+            f"evaluation={self.evaluation})"
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether there is nothing to do: one rank, no codec."""
+        codecs = {self.forward, self.backward, self.evaluation}
+        return self.ranks.size == 1 and codecs == {"none"}
+
+    def ask(self, tables: Any, ids: Any) -> Future[Route]:
+        """Send unique keys to their owners, and receive those that are asked for here.
+
+        Parameters
+        ----------
+        tables : (U,) array of uint32
+        ids : (U,) array of int64
+
+        Returns
+        -------
+        Future of Route
+            The keys travel while the caller goes on.
+
+        Examples
+        --------
+        See the class.
+        """
+        xp, ranks = arrays.namespace("ask", tables, ids), self.ranks
+        shares = partition(tables, ids, ranks.size)
+        own_tables = take(tables, shares.order).astype(self.table_dtype)
+        own_ids = take(ids, shares.order)
+
+        def job() -> Route:
+            sent, received = arrays.to_host(shares.counts), np.empty(ranks.size, np.int64)
+            one = np.ones(ranks.size, np.int64)
+            ranks.all_to_all("counts", Transfer(sent, one, received, one))
+            count = int(received.sum())
+            tables, ids = xp.empty(count, self.table_dtype), xp.empty(count, np.int64)
+            ranks.all_to_all(
+                "keys",
+                Transfer(own_tables, sent, tables, received),
+                Transfer(own_ids, sent, ids, received),
+            )
+            return Route(shares.order, sent, received, tables.astype(np.uint32), ids)
+
+        return ranks.submit("keys", job, xp)
+
+    def rows(self, route: Route, vectors: Any, numbers: Any, training: bool) -> Any:
+        """Send rows to who asked for them, and receive those that this rank asked for.
+
+        Parameters
+        ----------
+        route : Route
+        vectors : (V, D) array of float32
+        numbers : (M,) array of int64, or None for 0, 1, 2, ...
+            Which vector each key that came gets.
+        training : bool
+            Whether the codec is that of training.
+
+        Returns
+        -------
+        (U, D) array of float32
+            In the order of the keys that this rank asked for.
+
+        Examples
+        --------
+        See the class.
+        """
+        codec = self.forward if training else self.evaluation
+        message, to = encode(vectors, route.received, codec, order=numbers)
+        coming = self._send("rows", message, to, sizes(route.sent, codec, vectors.shape[1]))
+        out = _empty(route.order, (len(route.order), vectors.shape[1]))
+        return decode(coming.result(), route.sent, codec, out.shape[1], out=out, order=route.order)
+
+    def gradients(self, route: Route, values: Any) -> Callable[[], Any]:
+        """Send a gradient (U, D) a unique key to the owners.
+
+        Returns
+        -------
+        callable
+            It waits for those that come here, and returns them: (M, D) float32, one a key of
+            `route`.
+
+        Examples
+        --------
+        >>> exchange = Exchange(Communicator())
+        >>> route = exchange.ask(np.zeros(1, np.uint32), np.array([7])).result()
+        >>> exchange.gradients(route, np.ones((1, 2), np.float32))()
+        array([[1., 1.]], dtype=float32)
+        """
+        codec, width = self.backward, values.shape[1]
+        message, to = encode(values, route.sent, codec, order=route.order)
+        coming = self._send("gradients", message, to, sizes(route.received, codec, width))
+        out = _empty(route.ids, (len(route.ids), width))
+        return lambda: decode(coming.result(), route.received, codec, width, out=out)
+
+    def _send(self, what: str, message: Any, to: np.ndarray, of: np.ndarray) -> Future:
+        """Send a message to each rank, of so many units; the future has those that came."""
+        xp = arrays.namespace(what, message)
+        received = xp.empty(int(of.sum()) * UNIT, np.uint8)
+        transfer = Transfer(message.reshape(-1, UNIT), to, received.reshape(-1, UNIT), of)
+
+        def job() -> Any:
+            self.ranks.all_to_all(what, transfer)
+            return received
+
+        return self.ranks.submit(what, job, xp)
+
+
+def _empty(like: Any, shape: tuple[int, int]) -> Any:
+    xp: ModuleType = arrays.namespace("exchange", like)
+    return (arrays.empty if xp is np else xp.empty)(shape, np.float32)

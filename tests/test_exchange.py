@@ -1,0 +1,121 @@
+"""Keys, rows and gradients between ranks: any number of them, under mpirun."""
+
+import numpy as np
+import pytest
+
+from cupyrec import arrays
+from cupyrec.ops.partition import owners
+from cupyrec.parallel import Communicator, Exchange, world
+
+pytestmark = pytest.mark.ranks
+RANKS = world()
+N, R = RANKS.size, RANKS.rank
+CODECS = {"none": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 1 / 254}
+
+
+@pytest.fixture(params=["cpu", "sim"])
+def xp(request):
+    return arrays.module(request.param)
+
+
+def keys_of(rank: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Unique keys of a rank, of which neighbours have some too."""
+    ids = np.arange(count, dtype=np.int64) * 7 - 100 + 3 * rank
+    return (np.arange(count) % 5).astype(np.uint32), ids
+
+
+def vector_of(tables: np.ndarray, ids: np.ndarray, width: int) -> np.ndarray:
+    seeds = ids.astype(float)[:, None] * 0.37 + tables[:, None] * 1.7
+    return np.sin(seeds + np.arange(width)).astype(np.float32)
+
+
+def counts_of(how: str) -> list[int]:
+    return {"even": [40] * N, "some none": [40 * (r % 2) for r in range(N)], "none": [0] * N}[how]
+
+
+@pytest.mark.parametrize("how", ["even", "some none", "none"])
+def test_keys_come_to_their_owners_in_order_of_rank(how: str, xp) -> None:
+    counts = counts_of(how)
+    own = keys_of(R, counts[R])
+    exchange = Exchange(RANKS, num_tables=5)
+    route = exchange.ask(*(arrays.copy_to(xp, a) for a in own)).result()
+    expected: list[tuple] = []
+    for rank in range(N):
+        tables, ids = keys_of(rank, counts[rank])
+        mine = owners(tables, ids, N) == R if len(ids) else np.zeros(0, bool)
+        assert route.received[rank] == mine.sum()
+        expected += zip(tables[mine].tolist(), ids[mine].tolist(), strict=True)
+    got = [arrays.to_host(a) for a in (route.tables, route.ids)]
+    assert got[0].dtype == np.uint32
+    assert list(zip(*(a.tolist() for a in got), strict=True)) == expected
+    assert route.sent.sum() == counts[R]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("width", [1, 3, 16, 130])
+@pytest.mark.parametrize("how", ["even", "some none", "none"])
+def test_rows_and_gradients(codec: str, width: int, how: str, xp) -> None:
+    counts = counts_of(how)
+    tables, ids = keys_of(R, counts[R])
+    exchange = Exchange(RANKS, forward=codec, backward=codec, num_tables=5)
+    route = exchange.ask(*(arrays.copy_to(xp, a) for a in (tables, ids))).result()
+    came = arrays.to_host(route.tables), arrays.to_host(route.ids)
+    # An owner has each vector once, and tells which each key that came gets.
+    unique, numbers = np.unique(
+        np.stack([c.astype(np.int64) for c in came]), axis=1, return_inverse=True
+    )
+    owned = vector_of(unique[0], unique[1], width)
+    numbers = arrays.copy_to(xp, numbers.reshape(-1).astype(np.int64))
+    rows = exchange.rows(route, arrays.copy_to(xp, owned), numbers, training=True)
+    check_rows(arrays.to_host(rows), vector_of(tables, ids, width), codec)
+    # A gradient a key, which tells the rank that it is of.
+    gradient = vector_of(tables, ids, width) + np.float32(R)
+    wait = exchange.gradients(route, arrays.copy_to(xp, gradient))
+    of = np.repeat(np.arange(N), route.received).astype(np.float32)
+    check_rows(arrays.to_host(wait()), vector_of(*came, width) + of[:, None], codec)
+
+
+def check_rows(got: np.ndarray, expected: np.ndarray, codec: str) -> None:
+    assert got.shape == expected.shape and got.dtype == np.float32
+    scale = np.abs(expected).max(axis=1, keepdims=True, initial=0)
+    assert (np.abs(got.astype(float) - expected) <= 1.001 * CODECS[codec] * scale).all()
+
+
+def test_evaluation_has_a_codec_of_its_own() -> None:
+    exchange = Exchange(RANKS, forward="int8", backward="int8")
+    tables, ids = keys_of(R, 9)
+    route = exchange.ask(tables, ids).result()
+    vectors = vector_of(route.tables, route.ids, 4)
+    exact = vector_of(tables, ids, 4)
+    assert (exchange.rows(route, vectors, None, training=False) == exact).all()
+    assert (exchange.rows(route, vectors, None, training=True) != exact).any()
+
+
+def test_what_travels() -> None:
+    """Bytes to other ranks: 8 of an id, 1 of a table, and a padded message of rows a rank."""
+    before = dict(RANKS.bytes_sent)
+    tables, ids = keys_of(R, 100)
+    exchange = Exchange(RANKS, forward="int8", num_tables=256)
+    route = exchange.ask(tables, ids).result()
+    exchange.rows(route, vector_of(route.tables, route.ids, 16), None, training=True)
+
+    def sent(what: str) -> int:
+        return RANKS.bytes_sent.get(what, 0) - before.get(what, 0)
+
+    assert sent("keys") == 9 * (route.sent.sum() - route.sent[R])
+    others = np.delete(route.received, R)
+    assert sent("rows") == (-(-others * 20 // 16) * 16).sum()
+
+
+def test_one_rank_passes_the_codec_too() -> None:
+    exchange = Exchange(Communicator(), forward="int8")
+    assert not exchange.is_local and Exchange(Communicator()).is_local
+    route = exchange.ask(*keys_of(0, 3)).result()
+    x = np.array([[1.0, 0.4], [0, 0], [127, 0.6]], np.float32)
+    rows = exchange.rows(route, x, None, training=True)
+    np.testing.assert_allclose(rows, [[1.0, 51 / 127], [0, 0], [127, 1]], rtol=1e-6)
+
+
+def test_unknown_codecs_are_refused() -> None:
+    with pytest.raises(ValueError, match="'backward' must be one of none, .*int8, got 'int4'"):
+        Exchange(Communicator(), backward="int4")

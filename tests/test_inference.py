@@ -1,0 +1,101 @@
+"""Evaluation and prediction."""
+
+import math
+
+import numpy as np
+import pytest
+import trial
+from oracle import sentence
+from test_training import rows_of, small, weights_of
+
+import cupyrec
+from cupyrec import autograd, nn, optim
+from cupyrec.data import Arrays, RankSlices
+from cupyrec.inference import dataset_of, logits_of
+
+
+@pytest.mark.parametrize("first", [0, 1000])
+def test_nothing_changes_where_nothing_is_trained(first):
+    model = small()
+    optimizer = optim.Adam(model.parameters(), 0.1)
+    cupyrec.fit(model, trial.planted(200), optimizer=optimizer, batch_size=50)
+    group = model.embedding.group
+    store = group.store
+    before = weights_of(model), rows_of(model), store.nbytes
+    state = {k: v.tobytes() for k, v in store.export_rows(0, len(store)).states.items()}
+    dense, ids, labels = trial.planted(300, seed=1)
+    ids = ids * 2 + first  # half or all of them unseen
+    measured = cupyrec.evaluate(model, (dense, ids, labels), batch_size=64)
+    probabilities = cupyrec.predict(model, (dense, ids))
+    assert (weights_of(model), rows_of(model), store.nbytes) == before
+    assert {k: v.tobytes() for k, v in store.export_rows(0, len(store)).states.items()} == state
+    assert group.store is store
+    assert group.gradients()[0].size == 0
+    assert optimizer.t == 4
+    # The same numbers again, by other batches, and as the loop over samples gives them.
+    np.testing.assert_allclose(
+        cupyrec.predict(model, (dense, ids), batch_size=7), probabilities, rtol=1e-5
+    )
+    p = probabilities.astype(np.float64)
+    loss = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).mean()
+    assert measured["logloss"] == pytest.approx(loss, rel=1e-5)
+    won = p[labels == 1][:, None] - p[labels == 0]
+    assert measured["auc"] == pytest.approx(((won > 0) + (won == 0) / 2).mean(), rel=1e-6)
+
+
+def test_evaluation_keeps_the_modes_of_all_parts_even_after_an_error():
+    model = small()
+    model.top.eval()
+    data = trial.planted(10)
+    cupyrec.evaluate(model, data)
+    cupyrec.predict(model, data[:2])
+    with pytest.raises(ValueError, match="MultiTableEmbedding: 'ids' must have axes"):
+        cupyrec.predict(model, (data[0], data[1][:, :1]))
+    assert (model.training, model.top.training, model.bottom.training) == (True, False, True)
+
+
+def test_probabilities_of_extreme_logits():
+    class Itself(nn.Module):
+        def forward(self, dense, ids):
+            assert not autograd.is_recording()
+            return cupyrec.Tensor(dense)
+
+    z = np.array([-1e4, -100, -1, 0, 1, 20, 1e4], np.float32)[:, None]
+    ids = np.zeros((7, 1), np.int64)
+    got = cupyrec.predict(Itself(), (z, ids))
+    assert got.dtype == np.float32
+    expected = [0, math.exp(-100), 1 / (1 + math.e), 0.5, math.e / (1 + math.e), 1 - 2e-9, 1]
+    np.testing.assert_allclose(got, np.float32(expected), rtol=1e-6)
+    assert (got[0], got[-1]) == (0, 1)
+
+
+def test_evaluate_needs_labels_and_finite_logits():
+    model = small()
+    dense, ids, labels = trial.planted(10)
+    text = "evaluate: every row must have a label, got 0 for 10 rows."
+    with pytest.raises(ValueError, match=sentence(text)):
+        cupyrec.evaluate(model, (dense, ids))
+    model.top.biases[1].data[0] = np.inf
+    text = sentence("logits: must be finite, got 10 of 10 that are not.")
+    with pytest.raises(FloatingPointError, match=text):
+        cupyrec.evaluate(model, (dense, ids, labels))
+    with pytest.raises(FloatingPointError, match=text):
+        cupyrec.predict(model, (dense, ids))
+
+
+def test_logits_stand_in_order_whatever_the_batches():
+    model, data = small(), trial.planted(10)
+    whole, labels = logits_of(model, Arrays(*data).batches(10))
+    parts, _ = logits_of(model, Arrays(*data).batches(3))
+    assert (labels == data[2]).all()
+    np.testing.assert_allclose(parts, whole, rtol=1e-6)
+    none, labels = logits_of(model, [])
+    assert none.shape == labels.shape == (0,)
+
+
+def test_what_is_data():
+    model = small()
+    slices = RankSlices(Arrays(*trial.planted(10)), 0, 2)
+    assert dataset_of(model, slices) is slices
+    with pytest.raises(TypeError, match="data: must be a dataset .* got int"):
+        dataset_of(model, 3)

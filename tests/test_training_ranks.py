@@ -1,0 +1,143 @@
+"""Training by several ranks, under mpirun: what one rank alone does, whatever their number."""
+
+import numpy as np
+import pytest
+
+import cupyrec
+from cupyrec import arrays, data, models, nn, optim, training
+from cupyrec.inference import evaluate, predict
+from cupyrec.parallel import Communicator, Exchange, world
+
+pytestmark = pytest.mark.ranks
+RANKS = world()
+N, R = RANKS.size, RANKS.rank
+KINDS = {"sgd": optim.SGD, "adam": optim.Adam, "adagrad": optim.Adagrad}
+
+
+def log(rows: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    ids = rng.zipf(1.3, (rows, 3)) % 50 - 5
+    dense = rng.standard_normal((rows, 2), np.float32)
+    labels = (rng.random(rows) < 1 / (1 + np.exp(-dense[:, 0] - 0.1 * ids[:, 0]))).astype("f")
+    return dense, ids, labels
+
+
+def model_of(ranks: Communicator, codec: str = "none", **options) -> nn.Module:
+    cupyrec.manual_seed(5)
+    model = models.DLRM(2, 3, embedding_dim=4, bottom=[8], top=[8], **options)
+    model.embedding.group.exchange = Exchange(ranks, forward=codec, backward=codec, num_tables=3)
+    return model
+
+
+def train(
+    ranks: Communicator,
+    kind: str,
+    steps: int,
+    batch: int,
+    device: str = "cpu",
+    codec: str = "none",
+    **options,
+) -> tuple[np.ndarray, ...]:
+    """Losses, all vectors and dense parameters after so many steps."""
+    model = model_of(ranks, codec, dropout=0.3).to(device)
+    optimizer = KINDS[kind](model.parameters(), 0.05, **options)
+    batches = data.RankSlices(data.Arrays(*log(steps * batch)), ranks.rank, ranks.size)
+    losses = [
+        float(training.train_step(model, part, optimizer).item()) for part in batches.batches(batch)
+    ]
+    losses = ranks.all_gather("losses", np.array(losses)).sum(axis=0)
+    model.eval()
+    every = np.repeat(np.arange(-5, 45)[:, None], 3, axis=1)
+    vectors = model.embedding(arrays.copy_to(model.embedding.group.xp, every)).data
+    return losses, *(arrays.to_host(a) for a in (vectors, optimizer.parameter_groups[0].data))
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a.astype(float) - b) / np.linalg.norm(b.astype(float)))
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("sgd", 200), ("adam", 10), ("adagrad", 10)])
+def test_any_number_of_ranks_does_what_one_does(kind: str, steps: int) -> None:
+    alone, together = (train(ranks, kind, steps, batch=12) for ranks in (Communicator(), RANKS))
+    for a, b in zip(together, alone, strict=True):
+        assert distance(a, b) <= 1e-6
+
+
+def test_clipping_sees_the_gradients_of_all_ranks() -> None:
+    runs = [train(r, "sgd", 20, batch=12, clip_norm=0.05) for r in (Communicator(), RANKS)]
+    free = train(Communicator(), "sgd", 20, batch=12)
+    for alone, together, other in zip(*runs, free, strict=True):
+        assert distance(together, alone) <= 1e-6 < distance(other, alone)
+
+
+def test_simulated_devices_do_it_too() -> None:
+    alone, together = (train(r, "adam", 3, batch=5) for r in (Communicator(), RANKS))
+    device = train(RANKS, "adam", 3, batch=5, device="sim")
+    for a, b, c in zip(alone, together, device, strict=True):
+        assert distance(b, a) <= 1e-6 and distance(c, a) <= 1e-5
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp16", "bf16"])
+def test_the_same_bits_twice(codec: str) -> None:
+    once, again = (train(RANKS, "adam", 5, batch=12, codec=codec) for _ in range(2))
+    for a, b in zip(once, again, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_all_ranks_have_the_same_dense_parameters() -> None:
+    *_, dense = train(RANKS, "adam", 5, batch=12, codec="int8", clip_norm=0.1)
+    everyone = RANKS.all_gather("a test", dense)
+    assert all((other == dense).all() for other in everyone)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 13])
+def test_ranks_without_rows_and_short_batches(rows: int) -> None:
+    """Fewer rows than ranks; a last batch of one row; all rows are trained and evaluated once."""
+    x = log(rows)
+    model = model_of(RANKS)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    result = training.fit(model, x, optimizer=optimizer, batch_size=4)
+    assert (result["steps"], result["samples"]) == (-(-rows // 4), rows)
+    alone = model_of(Communicator())
+    training.fit(alone, x, optimizer=optim.SGD(alone.parameters(), 0.1), batch_size=4)
+    ours, theirs = evaluate(model, x, batch_size=4), evaluate(alone, x, batch_size=4)
+    assert ours["samples"] == rows
+    np.testing.assert_allclose(ours["logloss"], theirs["logloss"], rtol=1e-6)
+    assert ours["auc"] == theirs["auc"] or rows < 13
+    np.testing.assert_allclose(
+        predict(model, x[:2], batch_size=5), predict(alone, x[:2]), rtol=1e-6
+    )
+
+
+def test_each_row_is_on_one_rank() -> None:
+    model = model_of(RANKS)
+    training.fit(model, log(40), optimizer=optim.SGD(model.parameters(), 0.1), batch_size=16)
+    counts = RANKS.all_gather("rows", np.array([len(model.embedding.group.store)]))
+    x = log(40)[1]
+    assert counts.sum() == sum(len(np.unique(x[:, f])) for f in range(3))
+
+
+def test_ranks_that_start_from_other_parameters_are_refused() -> None:
+    cupyrec.manual_seed(R)
+    model = models.DLRM(2, 3)
+    if N == 1:
+        optim.SGD(model.parameters(), 0.1)
+        return
+    with pytest.raises(ValueError, match="all ranks must start from the same parameters"):
+        optim.SGD(model.parameters(), 0.1)
+
+
+def test_checkpoints_of_all_ranks(tmp_path) -> None:
+    folder = RANKS.all_gather_json("folder", str(tmp_path / "c"))[0]
+    model = model_of(RANKS)
+    optimizer = optim.Adam(model.parameters(), 0.1)
+    training.fit(model, log(40), optimizer=optimizer, batch_size=16)
+    cupyrec.checkpoint.save(folder, model, optimizer)
+    assert len(cupyrec.checkpoint.verify(folder)["groups"][0]["shards"]) == N
+    again, alone = model_of(RANKS), model_of(Communicator())
+    for other in (again, alone):
+        cupyrec.checkpoint.load(folder, other, optim.Adam(other.parameters(), 0.1))
+    expected = predict(model, log(30, seed=9)[:2])
+    for other in (again, alone):
+        np.testing.assert_allclose(predict(other, log(30, seed=9)[:2]), expected, rtol=1e-6)
+    RANKS.barrier("the end of the folder")
