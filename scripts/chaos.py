@@ -30,6 +30,8 @@ from cupyrec import checkpoint
 STALL_TIMEOUT = 5
 PATIENCE = 30
 LATEST = 4.0  # seconds after the first checkpoint
+SMALL = ["--embedding-dim", 4, "--set", "model.bottom=[8]", "--set", "model.top=[8]"]
+SMALL += ["--batch-size", 64, "--set", "training.save_every=3"]
 HARM = {
     "kill": signal.SIGKILL, "crash": signal.SIGSEGV, "stop": signal.SIGSTOP,
     "raise": signal.SIGUSR1, "terminate": signal.SIGTERM,
@@ -92,11 +94,9 @@ def run(folder: Path, log: Path, chance: random.Random, sizes: list[int]) -> dic
     rank, what = chance.randrange(ranks), chance.choice(list(HARM))
     moment = LATEST * chance.random()
     out = folder / "out"
-    small = ["--embedding-dim", 4, "--set", "model.bottom=[8]", "--set", "model.top=[8]"]
-    small += ["--batch-size", 64, "--set", "training.save_every=3"]
     job = Job(
         folder / "job", ranks, "--train", log, "--out", out, "--epochs", 10_000,
-        "--stall-timeout", STALL_TIMEOUT, *small,
+        "--stall-timeout", STALL_TIMEOUT, *SMALL,
     )  # fmt: skip
     start = time.monotonic()
     while job.process.poll() is None and not (out / "last").exists():
@@ -150,6 +150,9 @@ def main() -> None:
              "--rows", "4000", "--ids-per-table", "1000"],
             check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
+        first = Job(Path(folder, "first"), max(options.ranks), "--train", log, *SMALL)
+        if not first.ended(600) or first.process.returncode:  # it compiles what others need
+            raise SystemExit(f"chaos: an unharmed job must end well, got {first.output()}")
         for number in range(options.runs):
             place = Path(folder, str(number))
             place.mkdir()
