@@ -70,6 +70,7 @@ class Tensor:
     dtype = property(lambda self: self.data.dtype)
     ndim = property(lambda self: self.data.ndim)
     size = property(lambda self: self.data.size)
+    held = property(lambda self: self.data, doc="What lies on its device: an array.")
 
     def __len__(self) -> int:
         return len(self.data)
@@ -284,6 +285,17 @@ class Function:
             return x.grad_room()
         return _room(x.data if isinstance(x, Tensor) else x)
 
+    @staticmethod
+    def operand(x: Any) -> Any:
+        """Return what `forward` gets of an input.
+
+        Examples
+        --------
+        >>> Function.operand(Tensor([1.0]))
+        array([1.], dtype=float32)
+        """
+        return x.data if isinstance(x, Tensor) else x
+
     @classmethod
     def apply(cls, *inputs: Any, **options: Any) -> Any:
         """Run `forward`: arrays in, array out; with a Tensor among the inputs, a Tensor out.
@@ -295,7 +307,7 @@ class Function:
         node = cls()
         recording = is_recording()
         node.needs = [recording and isinstance(x, Tensor) and x.requires_grad for x in inputs]
-        output = node.forward(*(x.data if isinstance(x, Tensor) else x for x in inputs), **options)
+        output = node.forward(*map(cls.operand, inputs), **options)
         if not any(isinstance(x, Tensor) for x in inputs):
             return output
         differentiable = any(node.needs) and arrays.is_float(output.dtype)
@@ -412,7 +424,7 @@ def _check_device(order: list[Function], device: str | None) -> None:
     """Raise ValueError if a Tensor that wants a gradient is on another device by now."""
     tensors = (tensor for node in order for tensor in node.inputs if isinstance(tensor, Tensor))
     for tensor in tensors:
-        if tensor.requires_grad and (now := arrays.device(tensor.data)) != device:
+        if tensor.requires_grad and (now := arrays.device(tensor.held)) != device:
             raise ValueError(
                 "backward: a Tensor must stay on its device from the forward pass on, "
                 f"{device}, got one of shape {tensor.shape} on {now}."

@@ -12,9 +12,13 @@
 //   PER_THREAD columns. It walks down the rows of X, which the groups read in one request. TEAM
 //   threads a group cover a sample's columns, in turns if they must. X comes from global memory, or
 //   where STAGED through shared memory, where dX then takes its place.
+//   With GATHERED the rows of `sparse` lie in tables: a block first looks up where, an address
+//   each, in shared memory; then all goes on as if they lay side by side, with the same sums.
 // Assumes: FEATURES at most 64; VECTOR divides WIDTH, and X and dX are aligned to 4 VECTOR bytes;
-//   strides as ops/dot_interaction.py picks them, so that lanes meet different banks.
-// Moves: forward 4 B (F D + columns) bytes, backward 4 B (2 F D + columns), none of them twice.
+//   strides as ops/dot_interaction.py picks them, so that lanes meet different banks; of GATHERED
+//   what row_memory.cuh does, and no padding among inverse[].
+// Moves: forward 4 B (F D + columns) bytes, backward 4 B (2 F D + columns), none of them twice; of
+//   GATHERED instead of 4 B (F - DENSE) D that it reads 8 B (F - DENSE) + U (8 + row of D).
 // Tried: of one sample of F = 27, D = 128, warp instructions of PTX, shared wavefronts (conflicts
 //   among them), registers and warps of a multiprocessor on sm_90:
 //   forward
@@ -45,7 +49,9 @@
 //       1025, too long to be staged, for 42 %, which the caches absorb
 //     D = 16, PADDING = 1: 7 % more sectors than bytes, for rows of the gradient start within one
 //     F = 64, D = 16: 5 % conflicts, most of them of dX written to its rows
-#include "common.cuh"
+//   GATHERED, B = 256, 3,131 rows: 8 and 2 % more instructions, 96 and 113 registers, 1.3 and 0.1 %
+//     conflicts; sectors 12.1 MB in all, 18.7 MB where gather_rows comes first
+#include "staged_rows.cuh"
 
 namespace {
 
@@ -54,55 +60,7 @@ __device__ __forceinline__ int pairs_before(int r) { return r * (r - 1 + 2 * SEL
 
 constexpr int PAIRS = FEATURES * (FEATURES - 1 + 2 * SELF) / 2;
 constexpr int HEAD = CONCAT ? WIDTH : 0;
-constexpr uint32_t NOT_0(int n) { return n > 0 ? n : 1; }
 constexpr int COLUMNS = HEAD + PAIRS + PADDING;
-
-// How many moves of N floats the address lies past a multiple of 128 bytes: a warp that starts
-// that much earlier asks for whole lines.
-template <int N>
-__device__ __forceinline__ int skew(const float* from) {
-    return N == 4 ? 0 : static_cast<int>(reinterpret_cast<uint64_t>(from) / (4 * N) % WARP);
-}
-
-template <int N>
-__device__ __forceinline__ void copy_async(uint32_t to, const float* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(4 * N)
-                 : "memory");
-}
-
-__device__ __forceinline__ uint32_t shared_address(const float* x) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(x));
-}
-
-__device__ __forceinline__ void copies_done() {
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncthreads();
-}
-
-// Columns [start, start + CHUNK) of PER_SAMPLE rows a sample -> shared memory, where they lie
-// behind SKIP other rows of the sample.
-template <int PER_SAMPLE, int SKIP>
-__device__ __forceinline__ void stage(float* x, const float* from, uint32_t samples, int start) {
-    constexpr int PIECES = PER_SAMPLE * CHUNK / VECTOR;
-    if (PIECES == 0) return;
-    const uint32_t to = shared_address(x + SKIP * CHUNK);
-    const uint32_t before = skew<VECTOR>(from), total = samples * PIECES;
-    for (uint32_t q = threadIdx.x; q < total + before; q += THREADS) {
-        const uint32_t p = q - before;
-        if (VECTOR < 4 && p >= total) continue;
-        if (CHUNK == WIDTH) {
-            const uint32_t gap =
-                p / NOT_0(PIECES) * static_cast<uint32_t>(STRIDE - PIECES * VECTOR);
-            copy_async<VECTOR>(to + 4 * (p * VECTOR + gap), from + uint64_t(p) * VECTOR);
-        } else {  // of one sample
-            const uint32_t row = p / (CHUNK / VECTOR),
-                           column = p % (CHUNK / VECTOR) * VECTOR + start;
-            if (WIDTH % CHUNK == 0 || column < WIDTH)
-                copy_async<VECTOR>(to + 4 * p * VECTOR,
-                                   from + static_cast<int64_t>(row) * WIDTH + column);
-        }
-    }
-}
 
 }  // namespace
 
@@ -150,20 +108,32 @@ __device__ __forceinline__ void add_halves(float (&sums)[PRODUCTS * SPLIT], int 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    dot_interaction_forward(const float* dense, const float* sparse, float* out, int64_t batch) {
-    extern __shared__ __align__(16) float x[];
+    dot_interaction_forward(const float* dense, const float* sparse, const uint64_t* chunks, int k,
+                            int stride, const int64_t* rows, const int64_t* inverse,
+                            const float* unseen, float* out, int64_t batch) {
+    extern __shared__ __align__(16) float shared[];
+    float* x = shared + SAMPLES * SOURCES;
     const int64_t first = static_cast<int64_t>(blockIdx.x) * SAMPLES;
     const int samples = static_cast<int>(min(static_cast<int64_t>(SAMPLES), batch - first));
     Share share(threadIdx.x);
     const float* mine = x + min(share.sample, samples - 1) * STRIDE;
     const float *upper = mine + share.top * CHUNK, *lower = mine + share.left * CHUNK;
 
+#if GATHERED
+    uint64_t* sources = reinterpret_cast<uint64_t*>(shared);
+    find_rows(sources, dense + first * WIDTH, {chunks, k, stride, rows, inverse, unseen}, first,
+              samples);
+#endif
     float sums[PRODUCTS * SPLIT] = {};
     for (int start = 0; start < WIDTH; start += CHUNK) {
         if (start > 0) __syncthreads();
+#if GATHERED
+        stage_rows(x, sources, samples, start);
+#else
         stage<DENSE, 0>(x, dense + first * WIDTH, samples, start);
         stage<FEATURES - DENSE, DENSE>(x, sparse + first * (FEATURES - DENSE) * WIDTH, samples,
                                        start);
+#endif
         copies_done();
         const int width = min(CHUNK, WIDTH - start);
         if (CONCAT && CHUNK < WIDTH) {
@@ -172,9 +142,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
 #pragma unroll 1
         for (int d = share.part * LANE; d < width; d += SPLIT * LANE) {
-            Floats<LANE> rows[TILE];
+            Floats<LANE> above[TILE];
 #pragma unroll
-            for (int r = 0; r < TILE; ++r) rows[r] = load<LANE>(upper + r * CHUNK + d);
+            for (int r = 0; r < TILE; ++r) above[r] = load<LANE>(upper + r * CHUNK + d);
 #pragma unroll
             for (int c = 0; c < TILE; ++c) {
                 const Floats<LANE> column = load<LANE>(lower + c * CHUNK + d);
@@ -182,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 for (int r = 0; r < TILE; ++r) {
 #pragma unroll
                     for (int n = 0; n < LANE; ++n)
-                        sums[r * TILE + c] += rows[r].at[n] * column.at[n];
+                        sums[r * TILE + c] += above[r].at[n] * column.at[n];
                 }
             }
         }
@@ -230,21 +200,6 @@ constexpr bool WHOLE = PIECES % (TEAM * ROUNDS) == 0;
 constexpr int BATCH = (FEATURES + (FEATURES + 8) / 9 - 1) / ((FEATURES + 8) / 9);  // loads at once
 
 namespace {
-
-// The rows that `stage` put into x -> global memory.
-template <int PER_SAMPLE, int SKIP>
-__device__ __forceinline__ void unstage(float* to, const float* x, uint32_t samples) {
-    constexpr int PIECES = PER_SAMPLE * WIDTH / VECTOR;
-    if (PIECES == 0) return;
-    x += SKIP * WIDTH;
-    const uint32_t before = skew<VECTOR>(to), total = samples * PIECES;
-    for (uint32_t q = threadIdx.x; q < total + before; q += THREADS) {
-        const uint32_t p = q - before;
-        if (VECTOR < 4 && p >= total) continue;
-        const uint32_t gap = p / NOT_0(PIECES) * static_cast<uint32_t>(STRIDE - PIECES * VECTOR);
-        store(to + uint64_t(p) * VECTOR, load<VECTOR>(x + p * VECTOR + gap));
-    }
-}
 
 // Gradients of the pairs, packed -> a symmetric matrix of each sample, zero where no feature is.
 // Below the diagonal lanes read one row of the triangle, above it one column, whose triangular
@@ -303,8 +258,11 @@ __device__ __forceinline__ void load_many(float (&to)[N], const float* from) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     dot_interaction_backward(const float* grad, const float* dense, const float* sparse,
-                             float* ddense, float* dsparse, int64_t batch) {
-    extern __shared__ __align__(16) float s[];
+                             const uint64_t* chunks, int k, int stride, const int64_t* rows,
+                             const int64_t* inverse, const float* unseen, float* ddense,
+                             float* dsparse, int64_t batch) {
+    extern __shared__ __align__(16) float shared[];
+    float* s = shared + SAMPLES * SOURCES;
     float* g = s + SAMPLES * S_STRIDE;
     float* x = g + SAMPLES * GRAD_STRIDE;  // only where STAGED
     const int64_t first = static_cast<int64_t>(blockIdx.x) * SAMPLES;
@@ -321,9 +279,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (p < total)
             copy_async<1>(to + 4 * (p + row * (GRAD_STRIDE - USED)), from + p + row * PADDING);
     }
+#if GATHERED
+    uint64_t* sources = reinterpret_cast<uint64_t*>(shared);
+    find_rows(sources, dense, {chunks, k, stride, rows, inverse, unseen}, first, samples);
+#endif
     if (STAGED) {
+#if GATHERED
+        stage_rows(x, sources, samples, 0);
+#else
         stage<DENSE, 0>(x, dense, samples, 0);
         stage<FEATURES - DENSE, DENSE>(x, sparse, samples, 0);
+#endif
     }
     copies_done();
     spread(s, g, samples);
@@ -334,10 +300,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int sample = unit / TEAM;
     // Row f of this sample and of its gradient; row 0 lies elsewhere where it is `dense`.
     const int64_t shift = (static_cast<int64_t>(sample) * (FEATURES - DENSE) - DENSE) * WIDTH;
-    const float* rows = STAGED ? x + sample * STRIDE : sparse + shift;
+    const float* features = STAGED ? x + sample * STRIDE : sparse + shift;
     float* drows = STAGED ? x + sample * STRIDE : dsparse + shift;
     const bool apart = DENSE && !STAGED;
-    const float* row_0 = apart ? dense + sample * WIDTH : rows;
+    const float* row_0 = apart ? dense + sample * WIDTH : features;
     float* drow_0 = apart ? ddense + sample * WIDTH : drows;
     for (int start = 0; start < PIECES; start += TEAM * ROUNDS) {
         const int piece = start + unit % TEAM;
@@ -361,14 +327,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 Floats<VECTOR> loaded[BATCH][ROUNDS];
 #pragma unroll
                 for (int b = 0; b < BATCH; ++b) {
-                    const float* row = rows + (c + b) * WIDTH;
+                    const float* row = features + (c + b) * WIDTH;
                     if (apart && b == 0 && c == 0) row = row_0;
 #pragma unroll
                     for (int n = 0; n < ROUNDS; ++n) {
                         const int at = piece + n * TEAM;
                         loaded[b][n] = {};
-                        if ((FEATURES % BATCH == 0 || c + b < FEATURES) && (WHOLE || at < PIECES))
-                            loaded[b][n] = load<VECTOR>(row + at * VECTOR);
+                        if ((FEATURES % BATCH != 0 && c + b >= FEATURES) ||
+                            (!WHOLE && at >= PIECES))
+                            continue;
+#if GATHERED
+                        if (!STAGED) {
+                            const uint64_t source = sources[sample * FEATURES + c + b];
+                            loaded[b][n] = columns_at<VECTOR>(source, at * VECTOR);
+                            continue;
+                        }
+#endif
+                        loaded[b][n] = load<VECTOR>(row + at * VECTOR);
                     }
                 }
 #pragma unroll

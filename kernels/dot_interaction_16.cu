@@ -11,10 +11,14 @@
 //   Backward, S in shared memory has its lower triangle alone: a tile above the diagonal is one
 //   below it, transposed on the way, and one on it is both at once. All of S is in registers while
 //   the warp walks along the columns; dX takes the place of those it has read.
+//   With GATHERED the rows of `sparse` lie in tables, in the format VALUE or as floats: a warp
+//   first looks up where, an address each, in shared memory; then it rounds them on their way
+//   there.
 // Assumes: FEATURES at most 64; VECTOR divides WIDTH, and X and dX are aligned to 2 VECTOR bytes;
 //   16 divides CHUNK; S_STRIDE is an odd multiple of 8, so that 8 rows of a tile lie in other banks
 //   each. A self pair's gradient beyond 32752 is infinite in float16 once doubled.
-// Moves: forward 2 B (F D + columns) bytes, backward 2 B (2 F D + columns), none of them twice.
+// Moves: forward 2 B (F D + columns) bytes, backward 2 B (2 F D + columns), none of them twice; of
+//   GATHERED instead of 2 B (F - DENSE) D that it reads 8 B (F - DENSE) + U (8 + row of D).
 // Tried: of one sample of F = 27, D = 128, float16, PADDING = 1: warp instructions of PTX, shared
 //   wavefronts (conflicts among them), registers and warps of a multiprocessor on sm_90:
 //   forward: 1140, 148 (1.4 %), 46, 32; 48 mma. Conflicts are lanes that read pairs of three rows
@@ -29,8 +33,14 @@
 //     sectors than bytes forward, 3 % backward; 2.7 and 1.0 % conflicts
 //   D = 16: 9.8 % conflicts forward, 4.7 % backward: two thirds of the wavefronts are gone, and
 //     those of the pairs are left
+//   GATHERED, B = 256, 3,131 rows of floats: 64 registers forward, 1.0 and 0.5 % conflicts; sectors
+//     9.7 MB in all, 11.1 MB where gather_rows comes first. By 8 columns a lane, stored as twice 8
+//     bytes: 24 and 14 % conflicts, sectors 16.5 MB
 //   D = 130, copies of 4 bytes: 3811 and 8554 instructions, 6 and 11 % conflicts
 #include "halves.cuh"
+#if GATHERED
+#include "row_memory.cuh"
+#endif
 
 namespace {
 
@@ -42,6 +52,7 @@ constexpr int ROWS = 16 * TILES;
 constexpr int PAIRS = FEATURES * (FEATURES - 1 + 2 * SELF) / 2;
 constexpr int HEAD = CONCAT ? WIDTH : 0;
 constexpr int COLUMNS = HEAD + PAIRS + PADDING;
+constexpr int SOURCES = GATHERED ? (FEATURES + 1) / 2 * 8 : 0;  // numbers a warp, of addresses
 
 // Where a number of x lies. Pieces of a row change places so that those of one column in 8 rows
 // in a row lie in other banks each.
@@ -103,15 +114,50 @@ __device__ __forceinline__ T* row_of(T* dense, T* sparse, int64_t sample, int ro
     return sparse + (sample * (FEATURES - DENSE) + row - DENSE) * WIDTH;
 }
 
-// Columns [start, start + CHUNK) of all rows -> x; zeros beyond the last column, and up to FILLED
-// rows.
+#if GATHERED
+// Where the sparse rows of X lie, an address each, as ValueVectors says -> shared memory.
+__device__ __forceinline__ void find_rows(uint64_t* at, const ValueVectors& vectors,
+                                          int64_t sample) {
+    for (int row = DENSE + threadIdx.x % WARP; row < FEATURES; row += WARP)
+        at[row] = vectors.address<WIDTH>(sample * (FEATURES - DENSE) + row - DENSE);
+    __syncwarp();
+}
+
+// Columns [start, start + CHUNK) of these rows -> x, rounded to the nearest; BATCH loads of a lane
+// are in flight.
+__device__ __forceinline__ void stage_rows(Half* x, const uint64_t* sources, int start) {
+    constexpr int N = VECTOR < 4 ? VECTOR : 4, UNITS = CHUNK / N, BATCH = 8;
+    constexpr int TOTAL = (FEATURES - DENSE) * UNITS;
+    const int lane = threadIdx.x % WARP;
+    for (int first = lane; first - lane < TOTAL; first += BATCH * WARP) {
+        Floats<N> loaded[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int unit = first + i * WARP, column = start + unit % UNITS * N;
+            loaded[i] = {};
+            if (unit < TOTAL && (WIDTH % CHUNK == 0 || column < WIDTH))
+                loaded[i] = columns_at<N>(sources[DENSE + unit / UNITS], column);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int unit = first + i * WARP;
+            if (unit < TOTAL) store(x + place(DENSE + unit / UNITS, unit % UNITS * N), loaded[i]);
+        }
+    }
+}
+#endif
+
+// Columns [start, start + CHUNK) of all rows, but those of `stage_rows` -> x; zeros beyond the last
+// column, and up to FILLED rows.
 template <int FILLED>
 __device__ __forceinline__ void stage(Half* x, const Half* dense, const Half* sparse,
                                       int64_t sample, int start) {
     constexpr int UNITS = CHUNK / VECTOR;  // of a row
+    constexpr int ELSEWHERE = GATHERED ? FEATURES - DENSE : 0;
 #pragma unroll 4
-    for (int unit = threadIdx.x % WARP; unit < FILLED * UNITS; unit += WARP) {
-        const int row = unit / UNITS, column = unit % UNITS * VECTOR;
+    for (int unit = threadIdx.x % WARP; unit < (FILLED - ELSEWHERE) * UNITS; unit += WARP) {
+        const int number = unit / UNITS, column = unit % UNITS * VECTOR;
+        const int row = number < DENSE ? number : number + ELSEWHERE;
         const bool real = (FILLED == FEATURES || row < FEATURES) &&
                           (WIDTH % CHUNK == 0 || start + column < WIDTH);
         const Half* from =
@@ -154,20 +200,30 @@ struct Walk {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    dot_interaction_16_forward(const uint16_t* dense, const uint16_t* sparse, uint16_t* out,
+    dot_interaction_16_forward(const uint16_t* dense, const uint16_t* sparse,
+                               const uint64_t* chunks, int k, int stride, const int64_t* rows,
+                               const int64_t* inverse, const float* unseen, uint16_t* out,
                                int64_t batch) {
     extern __shared__ __align__(16) Half shared[];
     constexpr int X = FEATURES * CHUNK, S = ROWS * S_STRIDE;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int64_t sample = static_cast<int64_t>(blockIdx.x) * (THREADS / WARP) + warp;
     if (sample >= batch) return;
-    Half* x = shared + warp * (X > S ? X : S);  // and S, once X is read
+    Half* own = shared + warp * (SOURCES + (X > S ? X : S));
+    Half* x = own + SOURCES;  // and S, once X is read
     out += sample * COLUMNS;
+#if GATHERED
+    uint64_t* sources = reinterpret_cast<uint64_t*>(own);
+    find_rows(sources, {chunks, k, stride, rows, inverse, unseen}, sample);
+#endif
 
     float sums[TILES][2 * TILES][4] = {};
     for (int start = 0; start < WIDTH; start += CHUNK) {
         if (start > 0) __syncwarp();
         stage<FEATURES>(x, dense, sparse, sample, start);
+#if GATHERED
+        stage_rows(x, sources, start);
+#endif
         copies_done();
         if (CONCAT) {
             const int width = min(CHUNK, WIDTH - start);
@@ -214,16 +270,24 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     dot_interaction_16_backward(const uint16_t* grad, const uint16_t* dense, const uint16_t* sparse,
-                                uint16_t* ddense, uint16_t* dsparse, int64_t batch) {
+                                const uint64_t* chunks, int k, int stride, const int64_t* rows,
+                                const int64_t* inverse, const float* unseen, uint16_t* ddense,
+                                uint16_t* dsparse, int64_t batch) {
     extern __shared__ __align__(16) Half shared[];
     constexpr int X = (ROWS + 1) * CHUNK, S = ROWS * S_STRIDE;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int64_t sample = static_cast<int64_t>(blockIdx.x) * (THREADS / WARP) + warp;
     if (sample >= batch) return;
-    Half *s = shared + warp * (X + S), *x = s + S;
+    Half* own = shared + warp * (SOURCES + X + S);
+    Half *s = own + SOURCES, *x = s + S;
     grad += sample * COLUMNS;
 
     stage<ROWS>(x, dense, sparse, sample, 0);
+#if GATHERED
+    uint64_t* sources = reinterpret_cast<uint64_t*>(own);
+    find_rows(sources, {chunks, k, stride, rows, inverse, unseen}, sample);
+    stage_rows(x, sources, 0);
+#endif
     for (int n = lane; n < S / PIECE; n += WARP)
         reinterpret_cast<uint4*>(s)[n] = make_uint4(0, 0, 0, 0);
     __syncwarp();
@@ -256,6 +320,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (start > 0) {
             __syncwarp();
             stage<ROWS>(x, dense, sparse, sample, start);
+#if GATHERED
+            stage_rows(x, sources, start);
+#endif
         }
         if (CONCAT) {
 #pragma unroll 4

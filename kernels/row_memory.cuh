@@ -38,7 +38,7 @@ __device__ __forceinline__ float* row_at(const uint64_t* chunks, int k, int stri
     return reinterpret_cast<float*>(chunks[row >> k]) + within * stride;
 }
 
-// Where the vectors of values lie, each WIDTH numbers: of value i in row rows[inverse[i]], or in
+// Where the vectors of values lie, each LENGTH numbers: of value i in row rows[inverse[i]], or in
 // `unseen`, of floats, where that is -1 - j. An address is odd if floats lie there, not Values, and
 // 0 for padding, of inverse -1, whose vector is zero.
 struct ValueVectors {
@@ -48,13 +48,13 @@ struct ValueVectors {
     const int64_t* inverse;
     const float* unseen;
 
-    template <int WIDTH>
+    template <int LENGTH>
     __device__ __forceinline__ uint64_t address(int64_t i) const {
         const int64_t u = inverse[i];
         if (u < 0) return 0;
         const int64_t row = rows[u];
         if (row >= 0) return reinterpret_cast<uint64_t>(row_at(chunks, k, stride, row));
-        return reinterpret_cast<uint64_t>(unseen + (-1 - row) * WIDTH) + (VALUE != FLOAT32);
+        return reinterpret_cast<uint64_t>(unseen + (-1 - row) * LENGTH) + (VALUE != FLOAT32);
     }
 };
 
@@ -99,12 +99,12 @@ __device__ __forceinline__ void store(const VectorPiece<N>& to, const Floats<N>&
 #endif
 }
 
-// The N columns of a row of WIDTH that a thread updates: consecutive threads have consecutive ones.
-template <int WIDTH, int N>
+// N columns of a row of LENGTH, a thread's to update: consecutive threads have consecutive ones.
+template <int LENGTH, int N>
 struct RowPiece {
     int64_t number = thread_number();  // times N: where its gradient lies
-    int64_t u = number / (WIDTH / N);
-    int column = static_cast<int>(number - u * (WIDTH / N)) * N;
+    int64_t u = number / (LENGTH / N);
+    int column = static_cast<int>(number - u * (LENGTH / N)) * N;
 
     __device__ __forceinline__ VectorPiece<N> vector(float* row, const Rounding& by) const {
         Value* at = reinterpret_cast<Value*>(row) + column;
@@ -115,8 +115,8 @@ struct RowPiece {
 #endif
     }
 
-    // Of a part of the state that has WIDTH columns, `part` such parts behind the vector.
+    // Of a part of the state that has LENGTH columns, `part` such parts behind the vector.
     __device__ __forceinline__ float* state(float* row, int part = 0) const {
-        return row + vector_words(WIDTH) + part * WIDTH + column;
+        return row + vector_words(LENGTH) + part * LENGTH + column;
     }
 };

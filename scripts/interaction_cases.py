@@ -8,11 +8,12 @@ from typing import Any
 
 import kernel_naive as naive
 import numpy as np
-from kernel_inputs import FEATURES, Work, case, floats
+from kernel_inputs import FEATURES, Rows, Work, batch_keys, case, floats
 
-from cupyrec.autograd import Tensor
+from cupyrec.autograd import Function, Tensor
 from cupyrec.ops.dot_interaction import dot_interaction, dot_interaction_width
 from cupyrec.ops.factorization_machine import factorization_machine
+from cupyrec.ops.row_vectors import RowVectors
 
 
 def _inputs(xp: ModuleType, batch: int, width: int, features: int, dtype: type) -> tuple[Any, ...]:
@@ -52,6 +53,50 @@ def _backward(
 
 case("dot_interaction_16_forward", 128)(functools.partial(_forward, dtype=np.float16))
 case("dot_interaction_16_backward", 128)(functools.partial(_backward, dtype=np.float16))
+
+
+class _InRows:
+    """The same, with vectors in the rows of a batch's keys."""
+
+    def __init__(self, xp: ModuleType, batch: int, width: int, dtype: type) -> None:
+        dense, _, self.grad = _inputs(xp, batch, width, FEATURES, dtype)
+        keys = batch_keys(batch)
+        self.rows, u = Rows(xp, len(keys.ids), width, 2), len(keys.ids)
+        inverse = xp.asarray(keys.inverse).reshape(batch, -1)
+        self.vectors = lambda: self.rows.flat[self.rows.rows[inverse], :width].astype(dtype)
+        self.given = Tensor(dense, requires_grad=True), RowVectors(
+            lambda reader: reader(self.rows.memory, self.rows.rows), inverse,
+            xp.empty((0, width), np.float32), dtype, Function(),
+        )  # fmt: skip
+        self.read = dense.nbytes + inverse.nbytes + u * (8 + 4 * width) + self.rows.addresses
+        self.shape = f"B={batch} U={u} D={width}"
+
+
+@case("dot_interaction_rows_forward", 128, 16)
+def _rows_forward(xp: ModuleType, batch: int, width: int, dtype: type = np.float32) -> Work:
+    it = _InRows(xp, batch, width, dtype)
+    dense = it.given[0].data
+    return Work(
+        lambda: (dot_interaction(*it.given, output_padding=1).data,), it.read + it.grad.nbytes,
+        it.shape, dtype=str(dense.dtype),
+        naive=lambda: (naive.dot_interaction(xp, dense, it.vectors(), 1),),
+    )  # fmt: skip
+
+
+@case("dot_interaction_rows_backward", 128, 16)
+def _rows_backward(xp: ModuleType, batch: int, width: int, dtype: type = np.float32) -> Work:
+    it = _InRows(xp, batch, width, dtype)
+    node, (dense, vectors) = dot_interaction(*it.given, output_padding=1)._node, it.given
+    written = dense.data.nbytes + vectors.size * dense.data.itemsize
+    return Work(
+        lambda: tuple(node.backward(it.grad)), it.read + it.grad[:, 1:].nbytes + written,
+        it.shape, dtype=str(dense.dtype),
+        naive=lambda: naive.dot_interaction_backward(xp, it.grad, dense.data, it.vectors()),
+    )  # fmt: skip
+
+
+case("dot_interaction_rows_16_forward", 128)(functools.partial(_rows_forward, dtype=np.float16))
+case("dot_interaction_rows_16_backward", 128)(functools.partial(_rows_backward, dtype=np.float16))
 
 
 @case("factorization_machine_forward", 128, 16)

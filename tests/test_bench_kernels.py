@@ -368,8 +368,8 @@ NEAR_IDEAL = {
     "batch_norm_forward", "batch_norm_backward", "cast_rows", "cast_matrices", "gather_rows_16",
     "single_output_backward", "single_output_16_backward", "owners", "rank_sum", "encode_at_random",
     *(f"{way}_messages{n}" for way in ("encode", "decode") for n in ("", "_16")),
-    *(f"{op}{n}_{way}" for op in ("dot_interaction", "factorization_machine", "relu_dropout")
-      for n in ("", "_16") for way in ("forward", "backward")),
+    *(f"{op}{n}_{way}" for n in ("", "_16") for way in ("forward", "backward") for op in
+      "dot_interaction dot_interaction_rows factorization_machine relu_dropout".split()),
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",

@@ -19,6 +19,7 @@ import pytest
 from assembled import assembled
 
 from cupyrec import Tensor, arrays, kernel, ops
+from cupyrec.autograd import Function
 from cupyrec.kernel import Kernel
 from cupyrec.ops import (
     bags,
@@ -36,6 +37,7 @@ from cupyrec.ops import (
     messages,
     move_rows,
     relu_dropout,
+    row_vectors,
     rowwise_adagrad,
     segment_sum,
     single_output,
@@ -85,6 +87,26 @@ def interact_all():
         interact(*case)
     for *case, half in oracle.covering(FEATURES, WIDTHS, *choices[:-1], (0, 1, 2, 4), (0, 1)):
         interact(*case, dtype=arrays.HALVES[half])
+
+
+def interact_in_rows():
+    choices = (CONCAT, NO_CONCAT, NO_DENSE), (0, 1), (0, 1, 2), (0, 1, 2), SHIFTS
+    sizes = (7, 27, 64), (1, 10, 16, 128, 130, 512)
+    for features, width, shape, self_interaction, value, number, shift in oracle.covering(
+        *sizes, *choices
+    ):
+        dtype = (np.float32, *arrays.HALVES)[number]
+        memory = embedding_rows.RowMemory(floats(1, dtype=np.uint64), 1, width + 4, value)
+        inverse = floats(1, features - (shape != NO_DENSE), dtype=np.int64)
+        vectors = row_vectors.RowVectors(
+            lambda reader, memory=memory: reader(memory, floats(2, dtype=np.int64)),
+            inverse, floats(1, width, shift=shift), dtype, Function(),
+        )  # fmt: skip
+        dense = None if shape == NO_DENSE else Tensor(floats(1, width, dtype=dtype))
+        out = dot_interaction.dot_interaction(
+            dense, vectors, self_interaction=bool(self_interaction), output_concat=shape == CONCAT
+        )
+        out._node.backward(floats(*out.shape, dtype=dtype))
 
 
 def factorize_all():
@@ -222,6 +244,7 @@ def special():
     """Specialisations of users, most of which the bench doesn't launch."""
     with noted() as made:
         interact_all()
+        interact_in_rows()
         factorize_all()
         cast_all()
         for width, shift in itertools.product(ROW_WIDTHS, SHIFTS):

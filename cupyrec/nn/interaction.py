@@ -8,6 +8,7 @@ from cupyrec.nn.module import Module
 from cupyrec.ops.cast import cast, padded_width
 from cupyrec.ops.dot_interaction import dot_interaction, dot_interaction_width
 from cupyrec.ops.factorization_machine import factorization_machine
+from cupyrec.ops.row_vectors import RowVectors
 
 __all__ = ["FusedDotInteraction"]
 
@@ -87,7 +88,8 @@ class FusedDotInteraction(Module):
     def forward(self, dense: Any, sparse: Any) -> Any:
         if self.amp is not None:
             dense = None if dense is None else cast(dense, self.amp)
-            sparse = cast(sparse, self.amp)
+            if not isinstance(sparse, RowVectors) or sparse.dtype != self.amp:
+                sparse = cast(sparse, self.amp)
         if self.pooling == "sum":
             return factorization_machine(dense, sparse)
         options = dict(self.options)

@@ -23,6 +23,7 @@ from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops import dot_interaction_16
 from cupyrec.ops.halves import in_float32
+from cupyrec.ops.row_vectors import OPTIONAL, PARAMETERS, RowVectors, kernel_source
 
 __all__ = ["dot_interaction", "dot_interaction_width"]
 
@@ -141,7 +142,14 @@ def _padded(least: int, residue: int) -> int:
     return least + (residue - least) % _BANKS
 
 
-def _cut_forward(features: int, width: int, pairs: int, head: int) -> dict[str, int]:
+def _sources(features: int, gathered: int) -> int:
+    """Floats of shared memory a sample for the addresses of rows: an even number of them."""
+    return blocks(features, 2) * 4 if gathered else 0
+
+
+def _cut_forward(
+    features: int, width: int, pairs: int, head: int, sources: int = 0
+) -> dict[str, int]:
     """Macros of the forward kernel; its .cu says what they mean."""
     # A tile of T x T products takes T * T multiplications and 2 T loads, each as dear as four.
     tile = min(
@@ -167,15 +175,14 @@ def _cut_forward(features: int, width: int, pairs: int, head: int) -> dict[str, 
     if split >= 8 or chunk < width:  # the pairs are written over the features, in `dense`'s wake
         behind = head if chunk == width else 0
         stride, pairs_stride = _padded(max(features * chunk, behind + pairs), 16), 0
-        fits = 8 * stride <= _MAX_SHARED and 2 * tiles * split <= 256
+        fits = 8 * (stride + sources) <= _MAX_SHARED and 2 * tiles * split <= 256
         samples = 2 if chunk == width and fits else 1
     else:  # lanes of a warp take several samples, which the two strides keep in different banks
         stride = _padded(features * chunk, split * lane % _BANKS)
         pairs_stride = _padded(pairs, split)
         samples = 32 // split
-        while samples > 1 and (
-            4 * samples * (stride + pairs_stride) > _MAX_SHARED or samples * tiles * split > 320
-        ):
+        each = 4 * (stride + pairs_stride + sources)
+        while samples > 1 and (samples * each > _MAX_SHARED or samples * tiles * split > 320):
             samples //= 2
     threads = blocks(samples * tiles * split, 32) * 32
     # Where rows come in chunks, what the loop over them keeps takes registers too.
@@ -187,7 +194,9 @@ def _cut_forward(features: int, width: int, pairs: int, head: int) -> dict[str, 
     }  # fmt: skip
 
 
-def _cut_backward(features: int, width: int, pairs: int, head: int, vector: int) -> dict[str, int]:
+def _cut_backward(
+    features: int, width: int, pairs: int, head: int, vector: int, sources: int = 0
+) -> dict[str, int]:
     """Macros of the backward kernel."""
     groups = 1 if features <= 16 else 2 if features <= 32 else 4
     if width <= 32 and features > 16:  # shared memory bounds the samples: more threads for each
@@ -203,7 +212,7 @@ def _cut_backward(features: int, width: int, pairs: int, head: int, vector: int)
         width < 64 or (width % 8 != 0 and 4 * features * width <= _MAX_ROW)
     )
     stride = _padded(features * width, team * vector % _BANKS) if staged else 0
-    each = 4 * (s_stride + grad_stride + stride)
+    each = 4 * (s_stride + grad_stride + stride + sources)
     samples = max(1, min(128 // groups // team, _MAX_SHARED // each))
     return {
         "GROUPS": groups, "PER_THREAD": rounds * vector, "TEAM": team, "S_STRIDE": s_stride,
@@ -219,13 +228,14 @@ def _geometry(B: int, samples: int, threads: int, floats: int) -> Geometry:
 
 _forward = Kernel(
     "dot_interaction.cu", "dot_interaction_forward",
-    "const float* dense, const float* sparse, float* out, int64_t batch", _geometry,
+    f"const float* dense, const float* sparse, {PARAMETERS}, float* out, int64_t batch",
+    _geometry, optional=OPTIONAL,
 )  # fmt: skip
 _backward = Kernel(
     "dot_interaction.cu", "dot_interaction_backward",
-    "const float* grad, const float* dense, const float* sparse, float* ddense, float* dsparse,"
-    " int64_t batch",
-    _geometry,
+    f"const float* grad, const float* dense, const float* sparse, {PARAMETERS}, float* ddense,"
+    " float* dsparse, int64_t batch",
+    _geometry, optional=OPTIONAL,
 )  # fmt: skip
 
 
@@ -254,39 +264,51 @@ def _macros(dense, sizes: _Sizes, options: tuple[bool, bool, int]) -> dict[str, 
 
 def _forward_device(dense, sparse, options: tuple[bool, bool, int], out) -> None:
     sizes = _sizes(dense, sparse, *options[:2])
-    macros = _macros(dense, sizes, options)
+    given, gathered, aligned = kernel_source(sparse)
+    macros = _macros(dense, sizes, options) | gathered
     if sparse.dtype in arrays.HALVES:
-        dot_interaction_16.forward(dense, sparse, macros, out)
+        dot_interaction_16.forward(dense, given, aligned, macros, out)
         return
-    cut = _cut_forward(*sizes)
-    macros |= {"VECTOR": vector_width(sizes.width, dense, sparse)} | cut
+    sources = _sources(sizes.features, macros["GATHERED"])
+    cut = _cut_forward(*sizes, sources)
+    macros |= {"VECTOR": vector_width(sizes.width, dense, aligned)} | cut
     _forward(
-        dense, sparse, out, len(sparse), macros=macros, B=len(sparse), samples=cut["SAMPLES"],
-        threads=cut["THREADS"], floats=cut["STRIDE"] + cut["PAIRS_STRIDE"],
+        dense, *given, out, len(sparse), macros=macros, B=len(sparse), samples=cut["SAMPLES"],
+        threads=cut["THREADS"], floats=cut["STRIDE"] + cut["PAIRS_STRIDE"] + sources,
     )  # fmt: skip
 
 
 def _backward_device(grad, dense, sparse, options: tuple[bool, bool, int], ddense, dsparse) -> None:
     sizes = _sizes(dense, sparse, *options[:2])
-    macros = _macros(dense, sizes, options)
+    given, gathered, aligned = kernel_source(sparse)
+    macros = _macros(dense, sizes, options) | gathered
     if sparse.dtype in arrays.HALVES:
-        dot_interaction_16.backward(grad, dense, sparse, macros, ddense, dsparse)
+        dot_interaction_16.backward(grad, dense, given, aligned, macros, ddense, dsparse)
         return
-    vector = vector_width(sizes.width, dense, sparse, ddense, dsparse)
-    cut = _cut_backward(*sizes, vector)
+    vector = vector_width(sizes.width, dense, aligned, ddense, dsparse)
+    sources = _sources(sizes.features, macros["GATHERED"])
+    cut = _cut_backward(*sizes, vector, sources)
+    floats = cut["S_STRIDE"] + cut["GRAD_STRIDE"] + cut["STRIDE"] + sources
     _backward(
-        grad, dense, sparse, ddense, dsparse, len(sparse),
+        grad, dense, *given, ddense, dsparse, len(sparse),
         macros=macros | {"VECTOR": vector} | cut, B=len(sparse), samples=cut["SAMPLES"],
-        threads=cut["THREADS"], floats=cut["S_STRIDE"] + cut["GRAD_STRIDE"] + cut["STRIDE"],
+        threads=cut["THREADS"], floats=floats,
     )  # fmt: skip
 
 
 class _DotInteraction(Function):
+    @staticmethod
+    def operand(x):
+        in_rows = isinstance(x, RowVectors) and arrays.device(x.held) != "cpu"
+        return x if in_rows else Function.operand(x)
+
     def forward(self, dense, sparse, self_interaction, output_concat, output_padding):
-        xp = arrays.namespace("dot_interaction", sparse)
+        in_rows = isinstance(sparse, RowVectors)
+        xp = arrays.namespace("dot_interaction", sparse.held if in_rows else sparse)
         if dense is None:  # loops and kernels know it by its width of 0
             dense = xp.empty((sparse.shape[0], 0), sparse.dtype)
-        self.dense, self.sparse = xp.ascontiguousarray(dense), xp.ascontiguousarray(sparse)
+        self.dense = xp.ascontiguousarray(dense)
+        self.sparse = sparse if in_rows else xp.ascontiguousarray(sparse)
         self.options = bool(self_interaction), bool(output_concat), int(output_padding)
         batch, features, width = sparse.shape
         features += self.dense.shape[1] > 0
@@ -362,7 +384,7 @@ def dot_interaction(
     dense : (B, D) array or Tensor of float32, float64, float16 or bfloat16 (ml_dtypes'), or None
         The first feature. Without it `output_concat` must be False.
     sparse : (B, F, D) array or Tensor of the same dtype
-        The other features.
+        The other features. `RowVectors` are read from their rows on a device, forward and backward.
     self_interaction : bool
         Whether a feature's product with itself is among the pairs.
     output_concat : bool
@@ -387,18 +409,19 @@ def dot_interaction(
     array([[ 1.,  2., 11., 17., 39.]])
     """
     where = "dot_interaction"
-    raw = [a.data if isinstance(a, Tensor) else a for a in (dense, sparse)]
-    arrays.namespace(where, raw[1])
+    raw = [a if isinstance(a, RowVectors) else Function.operand(a) for a in (dense, sparse)]
+    held = [a.held if isinstance(a, Tensor) else a for a in (sparse, dense) if a is not None]
+    arrays.namespace(where, held[0])
     errors.dtype(where, "sparse", raw[1], np.float32, np.float64, *arrays.HALVES)
     if raw[0] is None:
         errors.axes(where, sparse=(raw[1], "B F D"))
         if output_concat:
             raise ValueError(f"{where}: 'output_concat' needs 'dense', got None.")
     else:
-        arrays.namespace(where, raw[0])
+        arrays.namespace(where, held[1])
         errors.dtype(where, "dense", raw[0], raw[1].dtype)
         errors.axes(where, dense=(raw[0], "B D"), sparse=(raw[1], "B F D"))
-    xp = arrays.namespace(where, *(a for a in raw if a is not None))
+    xp = arrays.namespace(where, *held)
     if xp is not np:
         errors.dtype(f"{where} on a device", "sparse", raw[1], np.float32, *arrays.HALVES)
         features = raw[1].shape[1] + (raw[0] is not None)

@@ -13,6 +13,7 @@ from typing import Any
 from cupyrec import arrays
 from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.halves import value_macros
+from cupyrec.ops.row_vectors import OPTIONAL, PARAMETERS
 
 __all__ = ["backward", "forward"]
 
@@ -31,11 +32,11 @@ def _padded(n: int) -> int:
     return blocks(n, 16) * 16
 
 
-def _bytes(features: int, chunk: int) -> tuple[int, int]:
-    """Of shared memory a warp, forward and backward: x and s of the .cu."""
-    rows = _padded(features)
+def _bytes(features: int, chunk: int, gathered: int = 0) -> tuple[int, int]:
+    """Of shared memory a warp, forward and backward: x and s of the .cu, and addresses of rows."""
+    rows, sources = _padded(features), blocks(features, 2) * 16 if gathered else 0
     s = rows * _S_STRIDES[rows]
-    return 2 * max(features * chunk, s), 2 * ((rows + 1) * chunk + s)
+    return 2 * max(features * chunk, s) + sources, 2 * ((rows + 1) * chunk + s) + sources
 
 
 def _chunk(features: int, width: int) -> int:
@@ -53,52 +54,55 @@ def _geometry(B: int, shared: int) -> Geometry:
 
 _forward = Kernel(
     "dot_interaction_16.cu", "dot_interaction_16_forward",
-    "const uint16_t* dense, const uint16_t* sparse, uint16_t* out, int64_t batch", _geometry,
+    f"const uint16_t* dense, const uint16_t* sparse, {PARAMETERS}, uint16_t* out, int64_t batch",
+    _geometry, optional=OPTIONAL,
 )  # fmt: skip
 _backward = Kernel(
     "dot_interaction_16.cu", "dot_interaction_16_backward",
-    "const uint16_t* grad, const uint16_t* dense, const uint16_t* sparse, uint16_t* ddense,"
-    " uint16_t* dsparse, int64_t batch",
-    _geometry,
+    f"const uint16_t* grad, const uint16_t* dense, const uint16_t* sparse, {PARAMETERS},"
+    " uint16_t* ddense, uint16_t* dsparse, int64_t batch",
+    _geometry, optional=OPTIONAL,
 )  # fmt: skip
 
 
 def _vector(width: int, *x: Any) -> int:
     """How many numbers of a row one instruction may move: 8, 4, 2 or 1."""
-    return math.gcd(_PIECE, width, *(arrays.address(a) // 2 for a in x))
+    return math.gcd(_PIECE, width, *(arrays.address(a) // a.itemsize for a in x))
 
 
-def _macros(sparse: Any, macros: dict[str, int], vector: int) -> dict[str, int]:
+def _macros(dense: Any, macros: dict[str, int], vector: int) -> dict[str, int]:
     return macros | {
         "VECTOR": vector, "CHUNK": _chunk(macros["FEATURES"], macros["WIDTH"]),
         "S_STRIDE": _S_STRIDES[_padded(macros["FEATURES"])], "THREADS": 32 * _WARPS,
-    } | value_macros(sparse.dtype)  # fmt: skip
+    } | value_macros(dense.dtype)  # fmt: skip
 
 
-def forward(dense: Any, sparse: Any, macros: dict[str, int], out: Any) -> None:
+def forward(dense: Any, sparse: tuple, aligned: Any, macros: dict[str, int], out: Any) -> None:
     """Launch on contiguous arrays of a device.
 
     Parameters
     ----------
     dense : (B, D) array, or (B, 0) where there is none
-    sparse : (B, F, D) array
+    sparse, aligned
+        From `kernel_source`.
     macros : dict
-        FEATURES, WIDTH, DENSE, SELF, CONCAT and PADDING of the .cu.
+        FEATURES, WIDTH, DENSE, SELF, CONCAT and PADDING of the .cu, and those of `kernel_source`.
     out : (B, columns) array
         Is written.
     """
-    macros = _macros(sparse, macros, _vector(macros["WIDTH"], dense, sparse))
-    shared, _ = _bytes(macros["FEATURES"], macros["CHUNK"])
-    given = map(arrays.bits, (dense, sparse, out))
-    _forward(*given, len(sparse), macros=macros, B=len(sparse), shared=shared)
+    macros = _macros(dense, macros, _vector(macros["WIDTH"], dense, aligned))
+    shared, _ = _bytes(macros["FEATURES"], macros["CHUNK"], macros["GATHERED"])
+    dense, to = map(arrays.bits, (dense, out))
+    _forward(dense, *sparse, to, len(dense), macros=macros, B=len(dense), shared=shared)
 
 
 def backward(
-    grad: Any, dense: Any, sparse: Any, macros: dict[str, int], ddense: Any, dsparse: Any
-) -> None:
+    grad: Any, dense: Any, sparse: tuple, aligned: Any, macros: dict[str, int], ddense: Any,
+    dsparse: Any,
+) -> None:  # fmt: skip
     """Launch as `forward` does; `ddense` and `dsparse` are written."""
-    vector = _vector(macros["WIDTH"], dense, sparse, ddense, dsparse)
-    macros = _macros(sparse, macros, vector)
-    _, shared = _bytes(macros["FEATURES"], macros["CHUNK"])
-    given = map(arrays.bits, (grad, dense, sparse, ddense, dsparse))
-    _backward(*given, len(sparse), macros=macros, B=len(sparse), shared=shared)
+    vector = _vector(macros["WIDTH"], dense, aligned, ddense, dsparse)
+    macros = _macros(dense, macros, vector)
+    _, shared = _bytes(macros["FEATURES"], macros["CHUNK"], macros["GATHERED"])
+    grad, dense, *to = map(arrays.bits, (grad, dense, ddense, dsparse))
+    _backward(grad, dense, *sparse, *to, len(dense), macros=macros, B=len(dense), shared=shared)
