@@ -21,6 +21,7 @@ import numpy as np
 
 from cupyrec import arrays, autograd, random
 from cupyrec.autograd import Function, Tensor
+from cupyrec.ops.row_vectors import RowVectors
 from cupyrec.scratch import share_counters
 
 __all__ = ["graphed"]
@@ -87,9 +88,13 @@ def _data(x: Any) -> Any:
     return x.data if isinstance(x, Tensor) else x
 
 
+def _held(x: Any) -> Any:
+    return x.held if isinstance(x, Tensor) else x
+
+
 def _on_device(inputs: tuple) -> bool:
     """Whether these are numbers, and something to compute on in arrays that kernels take."""
-    data = [_data(x) for x in inputs if not isinstance(x, _PLAIN)]
+    data = [_held(x) for x in inputs if not isinstance(x, _PLAIN)]
     return bool(data) and all(arrays.device(x) in ("cuda", "sim") and x.size > 0 for x in data)
 
 
@@ -148,7 +153,7 @@ class _Graph:
     """
 
     def __init__(self, function: Callable, inputs: tuple, parameters: list[Tensor]) -> None:
-        self.xp = xp = arrays.namespace("graphed", *filter(arrays.device, map(_data, inputs)))
+        self.xp = xp = arrays.namespace("graphed", *filter(arrays.device, map(_held, inputs)))
         self.step = xp.empty(1, np.uint32)
         self.draws = False  # whether random numbers of the step are drawn
         self.pending: Callable[[], Any] = _nothing  # the replay whose backward is to come
@@ -161,7 +166,7 @@ class _Graph:
                 output = function(*self.inputs)
             if not (isinstance(output, Tensor) and output.requires_grad):
                 raise TypeError("graphed: the method must return a Tensor with a gradient.")
-            taught = [p for p in autograd.leaves(output) if not isinstance(p, _Input)]
+            taught = [p for p in autograd.leaves(output) if not isinstance(p, (_Input, RowVectors))]
             if strangers := [p.shape for p in taught if all(p is not q for q in parameters)]:
                 raise TypeError(
                     "graphed: what gets a gradient must be an input or a parameter of the module, "
@@ -185,9 +190,11 @@ class _Graph:
         return self.pending() is None and all(lent() is None for lent in self.lent)
 
     def replay(self, inputs: tuple) -> Tensor:
-        for static, x in zip(self.inputs, map(_data, inputs), strict=True):
-            if arrays.device(x):
-                _copy(x, _data(static))
+        for static, x in zip(self.inputs, inputs, strict=True):
+            if isinstance(x, RowVectors):
+                static.fill(x)
+            elif arrays.device(_data(x)):
+                _copy(_data(x), _data(static))
         if self.draws:
             self.step.fill(random.step())
         self.forward.launch()
@@ -218,6 +225,9 @@ class _Replay(Function):
         self.graph = graph
 
     def backward(self, grad):
+        for x in self.inputs:
+            if isinstance(x, RowVectors):
+                x.kind()  # raises if rows have changed since
         return self.graph.replay_backward(grad)
 
 
@@ -251,6 +261,8 @@ def _contiguous(xp: ModuleType, x: Any) -> Any:
 
 def _static(xp: ModuleType, x: Any) -> Any:
     """An input of the same kind in memory of its own."""
+    if isinstance(x, RowVectors):
+        return x.static()
     data = _data(x)
     if arrays.device(data) is None:
         return x
@@ -288,6 +300,8 @@ def _stream(xp: ModuleType, device: int) -> Any:
 
 def _kind(x: Any) -> tuple:
     """What of an input is captured."""
+    if isinstance(x, RowVectors):
+        return type(x), *x.kind()
     data = _data(x)
     if arrays.device(data) is None:
         return type(x), x

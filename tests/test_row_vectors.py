@@ -7,6 +7,7 @@ from test_dot_interaction import OPTIONS, truth
 from test_dot_interaction_kernels import home
 from test_embedding_rows_kernels import chunked, moved
 
+import cupyrec
 from cupyrec import Tensor, arrays, dot_interaction, nvrtc
 from cupyrec.autograd import Function
 from cupyrec.ops import dot_interaction as op
@@ -179,13 +180,129 @@ def test_refuses(xp):
         (1, FLOAT32, f32, False, True),  # read once either way
         (5, FLOAT16, f32, True, False),
         (6, FLOAT16, f32, True, True),
-        (16, FLOAT32, np.float16, True, False),
-        (24, FLOAT32, np.float16, True, True),
+        (12, FLOAT32, np.float16, True, False),
+        (16, FLOAT32, np.float16, True, True),  # no more bytes, and one launch less
         (16, BFLOAT16, arrays.HALVES[1], True, True),
     ],
 )
 def test_where_it_pays(width, value, dtype, learns, expected):
     assert pays(width, value, dtype, learns) is expected
+
+
+# In a model
+
+
+def model(xp, width=16, dtype="float32", amp=None, **options):
+    cupyrec.manual_seed(3)
+    made = cupyrec.models.DLRM(4, 5, width, (8,), (8,), embedding_dtype=dtype, **options)
+    made.amp = amp
+    return made.to(arrays.name(xp))
+
+
+def ids_of(xp, step, size=7):
+    """Few ids, so that samples share rows; negative ones among them."""
+    return xp.asarray(np.random.default_rng(step).integers(-3, 4, (size, 5)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "amp"),
+    [("float32", None), ("float16", None), ("float32", "bfloat16"), ("bfloat16", "float16")],
+)
+def test_a_model_learns_the_same_bits(xp, monkeypatch, dtype, amp):
+    results = []
+    for in_place in (True, False):
+        monkeypatch.setattr("cupyrec.nn.multi_table_embedding.pays", lambda *_: in_place)  # noqa: B023
+        it = model(xp, dtype=dtype, amp=amp)
+        optimizer = cupyrec.optim.Adam(it.parameters(), lr=0.1)
+        dense, result = xp.asarray(oracle.normals((7, 4))), []
+        for step in range(4):  # in the last ones the towers are replayed
+            it.train()
+            ids = ids_of(xp, step)
+            assert isinstance(it.embedding.rows(ids), RowVectors) is in_place
+            out = it(dense, ids)
+            out.backward(xp.ones(out.shape, out.dtype))
+            optimizer.step()
+            it.eval()
+            with cupyrec.no_grad():
+                result += [out.data, it(dense, ids + 2).data]  # some of these ids are unseen
+        group = it.embedding.group
+        result += [*it.state_dict().values(), group.store.export_rows(0, len(group.store)).vectors]
+        results.append([arrays.to_host(a) for a in result])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_stays_in_its_rows(np_or_xp):
+    xp, MultiTableEmbedding = np_or_xp, cupyrec.nn.MultiTableEmbedding
+    layers = {
+        "of one width": (MultiTableEmbedding(5, 16), xp is not np),
+        "with shared tables": (MultiTableEmbedding(2, 16, fields=[0, 1, 1, 0, 1]), xp is not np),
+        "narrow": (MultiTableEmbedding(5, 4), False),
+        "of several widths": (MultiTableEmbedding(5, [16] * 5), False),
+        "pooled": (MultiTableEmbedding(5, 16, pooling="sum"), xp is not np),
+        "padded": (MultiTableEmbedding(5, 16, padding_idx=0), False),
+    }
+    for name, (layer, expected) in layers.items():
+        layer.to(arrays.name(xp))
+        ids = ids_of(xp, 0)
+        got, vectors = layer.rows(ids), layer(ids)
+        assert isinstance(got, RowVectors) is expected, name
+        assert got.requires_grad
+        np.testing.assert_array_equal(got.numpy(), vectors.numpy(), err_msg=name)
+    text = "MultiTableEmbedding: 'ids' must have axes (B, 5), got shape (7, 4)."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        layers["of one width"][0].rows(ids_of(xp, 0)[:, :4])
+
+
+CHANGES = {
+    "step": lambda it, optimizer: optimizer.step(),
+    "optimizer": lambda it, optimizer: cupyrec.optim.Adam(it.parameters()),
+}
+
+
+@pytest.mark.parametrize("calls", [1, 4])  # as it is, and replayed
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_must_not_change_before_the_backward_pass(sim, change, calls):
+    it = model(sim)
+    optimizer = cupyrec.optim.Adagrad(it.parameters(), lr=0.1)
+    dense = sim.asarray(oracle.normals((7, 4)))
+    for step in range(calls):
+        with sim.record() as seen:
+            out = it(dense, ids_of(sim, step))
+        if step < calls - 1:
+            out.backward(sim.ones(out.shape, f32))
+            optimizer.step()
+    assert seen.graphs == (calls == 4)
+    CHANGES[change](it, optimizer)
+    text = (
+        "MultiTableEmbedding: no optimizer may step or be made between a look-up whose vectors are "
+        "read from their rows and its backward pass, got such a look-up."
+    )
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        out.backward(sim.ones(out.shape, f32))
+
+
+def test_graphs_follow_tables_that_grow(sim, monkeypatch):
+    """Chunks of 4 rows: steps replayed between those that make more give the bits of eager ones."""
+    monkeypatch.setattr("cupyrec.embedding.memory_store._CHUNK_BYTES", 1024)
+    results, graphs = [], []
+    for most in (3, 1 << 30):
+        monkeypatch.setattr("cupyrec.graph._CALLS", most)
+        it = model(sim)
+        optimizer = cupyrec.optim.Adagrad(it.parameters(), lr=0.1)
+        dense = sim.asarray(oracle.normals((7, 4)))
+        for step in range(9):
+            with sim.record() as seen:
+                out = it(dense, ids_of(sim, step) + step // 2)
+                out.backward(sim.ones(out.shape, f32))
+            optimizer.step()
+            graphs.append(seen.graphs)
+        store = it.embedding.group.store
+        results.append([out.numpy(), store.export_rows(0, len(store)).vectors])
+    assert graphs[9:] == [0] * 9
+    assert 2 in graphs[:9]
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 # Costs

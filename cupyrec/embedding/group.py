@@ -159,13 +159,8 @@ class Group(Shard):
                [0., 0.]], dtype=float32)
         """
         out = self._empty(len(offsets) - 1, self.width)
-        _, inverse, rows, unseen, *_ = look_up
-        self.store.read(
-            rows,
-            lambda memory, rows: pool_rows(
-                memory, rows, inverse, unseen, offsets, weights, mean, out
-            ),
-        )
+        given = look_up.inverse, look_up.unseen, offsets, weights, mean, out
+        self.store.read(look_up.rows, lambda memory, rows: pool_rows(memory, rows, *given))
         return out
 
     def weight_gradient(self, look_up: LookUp, bags: Any, gradient: Any) -> Any:
@@ -186,12 +181,19 @@ class Group(Shard):
         >>> group.weight_gradient(look_up, np.array([0]), np.ones((1, 2), np.float32))
         array([6.], dtype=float32)
         """
-        self._check_numbering(look_up)
-        _, inverse, rows, unseen, *_ = look_up
-        return self.store.read(
-            rows,
-            lambda memory, rows: weight_gradient(memory, rows, inverse, unseen, bags, gradient),
-        )
+        given = look_up.inverse, look_up.unseen, bags, gradient
+        return self.read(look_up, lambda memory, rows: weight_gradient(memory, rows, *given))
+
+    def read(self, look_up: LookUp, reader: Callable[[RowMemory, Any], Any]) -> Any:
+        """Return ``reader(memory, rows)`` of a look-up's rows, which no step has changed since.
+
+        Examples
+        --------
+        See `weight_gradient`.
+        """
+        look_up.check_numbering(self.numbering)
+        look_up.check_reached(self._reached)
+        return self.store.read(look_up.rows, reader)
 
     def add_gradient(
         self, look_up: LookUp, gradient: Any, index: Any = None, weights: Any = None
@@ -245,7 +247,7 @@ class Group(Shard):
         >>> group.gradients().values
         array([[1., 1.]], dtype=float32)
         """
-        self._check_numbering(look_up)
+        look_up.check_numbering(self.numbering)
         if look_up.remote is not None:
             route, own = look_up.remote
             self._coming.append((self.exchange.gradients(route, values), own))
@@ -256,13 +258,6 @@ class Group(Shard):
         self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids))
         if len(self._pending) > _PARTS:  # of a table that no optimizer steps they would pile up
             self._pending = [summed(self.xp, self.width, self._pending)]
-
-    def _check_numbering(self, look_up: LookUp) -> None:
-        if look_up.numbering != self.numbering:
-            raise ValueError(
-                "MultiTableEmbedding: ids must not be deleted, imported, loaded or moved to "
-                "another device between a look-up and its backward pass, got such a look-up."
-            )
 
     def gradients(self, l2: Any = None) -> RowGradients:
         """Return this step's gradients: of the rows looked up, with `dense_updates` of all rows.
@@ -316,6 +311,7 @@ class Group(Shard):
         >>> group.update(group.gradients(), 1, lambda memory, rows, values, rounding: None)
         """
         rows, values, tables, ids = gradients
+        self.updates += 1
         if rows.size:
             rounding = self._rounding(tables, ids, step)
             self.store.update(rows, lambda *at: rule(*at, values, rounding))
@@ -334,6 +330,7 @@ class Group(Shard):
         """
         self.zero_grad()
         self._catch_up_all()
+        self.updates += 1
         self.store.set_state(state)
         self.history = history
 

@@ -25,8 +25,9 @@ class LookUp(NamedTuple):
     unseen : (M, D) array of float32
     numbering : int
         The group's `numbering` when it was made.
-    reached : (AdamHistory or None, int)
-        The history, and its step, to which rows that catch up had been brought then.
+    reached : (AdamHistory or None, int, int)
+        The history, and its step, to which rows that catch up had been brought then; the group's
+        `updates`.
     kept : (K,) array of int64, optional
         Numbers of the keys that are not padding, if there is any.
     remote : (Route, LookUp), optional
@@ -39,7 +40,7 @@ class LookUp(NamedTuple):
     rows: Any
     unseen: Any
     numbering: int
-    reached: tuple[AdamHistory | None, int]
+    reached: tuple[AdamHistory | None, int, int]
     kept: Any
     remote: tuple[Route, LookUp] | None = None
 
@@ -48,3 +49,29 @@ class LookUp(NamedTuple):
         """Positions of `keys` among all N, padding included: (K,) int64."""
         positions = self.keys.positions
         return positions if self.kept is None else self.kept[positions]
+
+    def check_numbering(self, now: int) -> None:
+        """Raise ValueError if the group's rows have got other numbers.
+
+        Examples
+        --------
+        See `cupyrec.embedding.Group`.
+        """
+        if self.numbering != now:
+            raise ValueError(
+                "MultiTableEmbedding: ids must not be deleted, imported, loaded or moved to "
+                "another device between a look-up and its backward pass, got such a look-up."
+            )
+
+    def check_reached(self, now: tuple[AdamHistory | None, int, int]) -> None:
+        """Raise ValueError if rows may have changed.
+
+        Examples
+        --------
+        See `cupyrec.embedding.Group`.
+        """
+        if self.reached != now:
+            raise ValueError(
+                "MultiTableEmbedding: no optimizer may step or be made between a look-up whose "
+                "vectors are read from their rows and its backward pass, got such a look-up."
+            )

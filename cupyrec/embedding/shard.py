@@ -49,10 +49,11 @@ class Shard:
         self.initial, self.dtype = initial, dtype
         self.store = MemoryStore(initial.width, value=_VALUES[dtype])
         self.history: AdamHistory | None = None  # of an optimizer whose rows catch up
+        self.updates = 0  # goes up where optimizers step or are made
 
     xp = property(lambda self: self.store.xp, doc="Array module of the device it is on.")
     width = property(lambda self: self.initial.width, doc="D, floats of a vector.")
-    _reached = property(lambda self: (self.history, len(self.history or ())))  # by a look-up
+    _reached = property(lambda self: (self.history, len(self.history or ()), self.updates))
 
     def _initial(self, tables: Any, ids: Any) -> Any:
         """Initial vectors, as rows will hold them."""

@@ -83,7 +83,7 @@ class DLRM(nn.Module):
         )
 
     def forward(self, dense: Any, ids: Any) -> Any:
-        return self._towers(dense if self.bottom else None, self.embedding(ids))
+        return self._towers(dense if self.bottom else None, self.embedding.rows(ids))
 
     @graphed
     def _towers(self, dense: Any, vectors: Any) -> Any:

@@ -16,6 +16,7 @@ from cupyrec.ops.array_functions import concatenate, reshape, transpose
 from cupyrec.ops.bags import check_offsets, mean_gradient, pad_bags
 from cupyrec.ops.cast import cast
 from cupyrec.ops.reorder import by_field, repeat, take
+from cupyrec.ops.row_vectors import RowVectors, pays
 from cupyrec.ops.take_bags import take_bags
 
 __all__ = ["MultiTableEmbedding"]
@@ -206,6 +207,34 @@ class MultiTableEmbedding(Tables, Module):
         weights = None if weights is None else reshape(weights, -1)
         return self._pooled(xp, ids.reshape(-1), xp.arange(bags + 1) * length, weights)
 
+    def rows(self, ids: Any) -> Any:
+        """Look ids (B, F) up for an op that reads each vector from its row, as interactions do.
+
+        The same Tensor as `forward` returns. On a device it leaves the vectors where they are, as
+        `cupyrec.ops.row_vectors.RowVectors`, where that moves fewer bytes and each id has one: then
+        no optimizer step may come before its backward pass.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `forward`; in the backward pass, if rows have changed since.
+
+        Examples
+        --------
+        >>> embedding = MultiTableEmbedding(num_tables=2, embedding_dim=4)
+        >>> embedding.rows(np.array([[7, 8]])).shape
+        (1, 2, 4)
+        """
+        xp, learns = self.module(ids), self.training and autograd.is_recording()
+        plain = self.max_length is None and self.padding_idx is None and not self.joined
+        plain = plain and self.group.exchange.is_local  # else they come side by side
+        if xp is np or not plain or ids.ndim != 2 or not pays(
+            self.group.width, self.group.store.value, self.amp or np.float32, learns
+        ):  # fmt: skip
+            return self.forward(ids)
+        errors.axes(_NAME, ids=(ids, f"B {len(self.fields)}"))
+        return self._gathered(xp, widened(xp, ids), None, in_rows=True)
+
     def look_up_by_field(self, ids: Any) -> LookUp:
         """Find the rows of ids (B, F); keys are numbered field after field, key f * B + b.
 
@@ -256,7 +285,7 @@ class MultiTableEmbedding(Tables, Module):
         some = ids if len(ids) else xp.zeros(1, np.int64)
         return self._gathered(xp, some[xp.maximum(places, 0)], places >= 0)
 
-    def _gathered(self, xp: ModuleType, ids: Any, present: Any) -> Any:
+    def _gathered(self, xp: ModuleType, ids: Any, present: Any, in_rows: bool = False) -> Any:
         """A vector each id of (B, F) or (B, F, L); zero where `present` is false or for padding."""
         if self.padding_idx is not None:
             real = ids != self.padding_idx
@@ -270,12 +299,15 @@ class MultiTableEmbedding(Tables, Module):
             tables = _repeated(xp, arrays.stream(xp), tables.tobytes(), len(ids))
             flat = xp.ascontiguousarray(own).reshape(-1)
             look_up = group.look_up(tables, flat, self.training, kept)
+            learns = self.training and autograd.is_recording()
+            node = _Vectors(group, look_up) if learns else None
+            if in_rows:
+                read, inverse = functools.partial(group.read, look_up), look_up.inverse
+                inverse = inverse.reshape(own.shape)
+                return RowVectors(read, inverse, look_up.unseen, self.amp or np.float32, node)
             vectors = group.vectors(look_up, self.amp or np.float32)
             vectors = vectors.reshape(*own.shape, group.width)
-            if self.training and autograd.is_recording():
-                parts.append(autograd.record(_Vectors(group, look_up), vectors, ()))
-            else:
-                parts.append(autograd.Tensor(vectors))
+            parts.append(autograd.record(node, vectors, ()) if node else autograd.Tensor(vectors))
         return self._join(parts)
 
     def _pooled(self, xp: ModuleType, ids: Any, offsets: Any, weights: Any) -> Any:

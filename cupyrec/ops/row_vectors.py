@@ -31,7 +31,7 @@ OPTIONAL = "sparse chunks rows inverse unseen"
 
 
 def pays(width: int, value: int, dtype: Any, learns: bool) -> bool:
-    """Return whether reading vectors from their rows moves fewer bytes than gathering them.
+    """Return whether reading vectors from their rows moves no more bytes than gathering them.
 
     Gathered, a row is read once, and as a vector of `dtype` written and read: twice if there is a
     gradient to take. Else it is read in its place each time, in whole sectors, and one sector more
@@ -44,7 +44,7 @@ def pays(width: int, value: int, dtype: Any, learns: bool) -> bool:
     """
     reads, vector = 1 + learns, width * np.dtype(dtype).itemsize
     row = _SECTOR * (blocks(width * (4 if value == FLOAT32 else 2), _SECTOR) + 1)
-    return reads * row < row + (1 + reads) * vector
+    return reads * row <= row + (1 + reads) * vector
 
 
 class RowVectors(Tensor):
