@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -22,6 +23,7 @@ from cupyrec.interruption import interruption
 from cupyrec.nn import Module
 from cupyrec.ops.bce_with_logits import bce_with_logits
 from cupyrec.optim import Adagrad, Optimizer
+from cupyrec.parallel import Exchange
 from cupyrec.progress import Clock, Progress
 from cupyrec.run_folder import RunFolder
 
@@ -161,8 +163,13 @@ def fit(
             batches = train.batches(batch_size, skip=progress.batch)
             clock.start()
             with contextlib.closing(prefetch(batches)) as batches:
-                for batch, last in _with_last(batches):
+                for batch, following in _with_following(_moved(batches, model.device)):
+                    last = following is None
                     wished = ranks.any("interruption", bool(interrupted))
+                    ranks.step = progress.step + 1
+                    job.begin_step(last)
+                    if following is not None:
+                        model.prepare(following.ids)
                     job.losses.append(train_step(model, batch, optimizer).data)
                     progress.count(last)
                     logging_now = last or progress.step % _LOG_EVERY == 0
@@ -213,12 +220,37 @@ class _Job:
     last_loss: float = 0.0
     scaling: dict[str, Any] = dataclasses.field(default_factory=dict)  # for lines of metrics
     last_auc: float | None = None
+    bytes_sent: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
     def log(self, **line: Any) -> None:
         if self.run is not None:
             self.run.log(**line)
         for callback in self.callbacks:
             callback(line)
+
+    def begin_step(self, last: bool) -> None:
+        """Let the exchanges measure what codecs lose in a step of which metrics tell."""
+        if last or (self.progress.step + 1) % _LOG_EVERY == 0:
+            for exchange in self.exchanges:
+                exchange.measure()
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Those of the model's tables that have something to do."""
+        groups = (group for _, group in self.model.named_groups())
+        return [group.exchange for group in groups if not group.exchange.is_local]
+
+    def told_by_exchanges(self) -> dict[str, Any]:
+        """Bytes that all ranks have sent to others since the last time, and errors of codecs."""
+        if not self.exchanges:
+            return {}
+        everyone = self.model.ranks.all_gather_json("bytes", self.model.ranks.bytes_sent)
+        total = sum(map(collections.Counter, everyone), collections.Counter())
+        since = {what: total[what] - self.bytes_sent[what] for what in sorted(total)}
+        self.bytes_sent = total
+        errors = [exchange.errors() for exchange in self.exchanges]
+        worst = {what: max(e[what] for e in errors) for what in errors[0]}
+        return {"bytes_sent": since, "quantization_error": worst}
 
     def read_losses(self) -> None:
         """Add the losses of the steps since the last time to the progress."""
@@ -258,7 +290,8 @@ class _Job:
         mean = progress.loss_sum / progress.loss_count
         progress.loss_sum, progress.loss_count = 0.0, 0
         lr = optimizer.lr * (optimizer.schedule(optimizer.t) if optimizer.schedule else 1.0)
-        self.log(step=progress.step, epoch=epoch, loss=mean, lr=lr, **self.scaling)
+        told = self.scaling | self.told_by_exchanges()
+        self.log(step=progress.step, epoch=epoch, loss=mean, lr=lr, **told)
 
     def check_point(self, batch: Batch, evaluating: bool) -> None:
         """Evaluate if it is time to and there is `valid`; save."""
@@ -303,13 +336,17 @@ class _Job:
         return 0 < patience <= self.progress.evaluations_since_best
 
 
-def _with_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Yield each batch, and whether it is the last: what an epoch's end asks for is done at once
+def _moved(batches: Iterator[Batch], device: str) -> Iterator[Batch]:
+    return (batch.to(device) for batch in batches)
+
+
+def _with_following(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
+    """Yield each batch, and the one that follows: what an epoch's end asks for is done at once
     with its last step, so that a checkpoint never stands between the two."""
     batch = next(batches, None)
     while batch is not None:
         following = next(batches, None)
-        yield batch, following is None
+        yield batch, following
         batch = following
 
 

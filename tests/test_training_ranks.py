@@ -1,5 +1,8 @@
 """Training by several ranks, under mpirun: what one rank alone does, whatever their number."""
 
+import itertools
+import threading
+
 import numpy as np
 import pytest
 
@@ -107,6 +110,41 @@ def test_ranks_without_rows_and_short_batches(rows: int) -> None:
     np.testing.assert_allclose(
         predict(model, x[:2], batch_size=5), predict(alone, x[:2]), rtol=1e-6
     )
+
+
+def test_keys_travel_ahead_and_rows_do_not(monkeypatch) -> None:
+    """Keys of the next batch leave when rows have come; results are those of steps by hand."""
+    x, submit, names = log(48), RANKS.submit, []
+    by_hand, fitted = model_of(RANKS, "int8"), model_of(RANKS, "int8")
+    optimizers = [optim.Adam(model.parameters(), 0.1) for model in (by_hand, fitted)]
+    for batch in data.RankSlices(data.Arrays(*x), R, N).batches(16):
+        training.train_step(by_hand, batch, optimizers[0])
+
+    def spy(what: str, *given):
+        if threading.current_thread() is threading.main_thread():
+            names.append(what)
+        return submit(what, *given)
+
+    monkeypatch.setattr(RANKS, "submit", spy)
+    training.fit(fitted, x, optimizer=optimizers[1], batch_size=16)
+    dense = [optimizer.parameter_groups[0].data.tobytes() for optimizer in optimizers]
+    assert dense[0] == dense[1]
+    order = [name for name in names if name in ("keys", "rows", "gradients")]
+    order = [name for name, _ in itertools.groupby(order)]  # of one rank a job's calls count too
+    step = ["rows", "keys", "gradients"]
+    assert order[:9] == ["keys", *step, *step, "rows", "gradients"]
+
+
+def test_metrics_tell_of_bytes_and_errors(tmp_path) -> None:
+    lines: list[dict] = []
+    model = model_of(RANKS, "int8")
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    training.fit(model, log(40), optimizer=optimizer, batch_size=8, callbacks=[lines.append])
+    (line,) = (line for line in lines if "loss" in line)
+    assert 1e-4 < line["quantization_error"]["rows"] < 1 / 127
+    assert 1e-4 < line["quantization_error"]["gradients"] < 1 / 127
+    sent = RANKS.all_gather("sent", np.array([RANKS.bytes_sent.get("rows", 0)])).sum()
+    assert line["bytes_sent"].get("rows", 0) <= sent and (N == 1 or line["bytes_sent"]["rows"] > 0)
 
 
 def test_each_row_is_on_one_rank() -> None:

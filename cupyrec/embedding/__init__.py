@@ -10,7 +10,7 @@ from cupyrec.embedding.initializers import (
     Uniform,
     Xavier,
 )
-from cupyrec.embedding.look_up import LookUp
+from cupyrec.embedding.look_up import Asked, LookUp
 from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.row_gradients import RowGradients
 from cupyrec.embedding.store import Rows, StatePart, Store
@@ -18,7 +18,7 @@ from cupyrec.embedding.tables import Tables, widened
 from cupyrec.embedding.transfer import digest, export_rows, exported, import_vectors
 
 __all__ = [
-    "Constant", "Group", "InitialVectors", "Initializer", "LookUp", "MemoryStore",
+    "Asked", "Constant", "Group", "InitialVectors", "Initializer", "LookUp", "MemoryStore",
     "Normal", "RowGradients", "Rows", "StatePart", "Store", "Tables", "TruncatedNormal", "Uniform",
     "Xavier", "digest", "export_rows", "exported", "import_vectors", "widened",
 ]  # fmt: skip

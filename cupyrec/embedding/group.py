@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec.embedding.initializers import InitialVectors
-from cupyrec.embedding.look_up import LookUp
+from cupyrec.embedding.look_up import Asked, LookUp
 from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.row_gradients import RowGradients, summed
 from cupyrec.embedding.shard import Shard
@@ -19,7 +19,7 @@ from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.bags import pool_rows, weight_gradient
 from cupyrec.ops.embedding_rows import Rounding, RowMemory, gather_rows
 from cupyrec.ops.segment_sum import segment_sum
-from cupyrec.ops.unique_keys import UniqueKeys, unique_keys
+from cupyrec.ops.unique_keys import unique_keys
 from cupyrec.parallel import Exchange, Route, world
 
 __all__ = ["Group"]
@@ -72,6 +72,8 @@ class Group(Shard):
         self._pending: list[RowGradients] = []
         self._coming: list[tuple[Callable[[], Any], LookUp]] = []  # from other ranks
         self.exchange = Exchange(world()) if exchange is None else exchange
+        self.following: Any = None  # ids of the look-up after the next
+        self.ahead: tuple[Any, Asked] | None = None  # ids, and where their keys have gone
 
     def __repr__(self) -> str:
         return (
@@ -79,18 +81,63 @@ class Group(Shard):
             f"bytes={self.store.nbytes}, load={self.store.load:.2f})"
         )
 
-    def look_up(self, tables: Any, ids: Any, insert: bool, kept: Any = None) -> LookUp:
-        """Find the row of each key.
+    def ask(self, tables: Any, ids: Any, kept: Any = None) -> Asked:
+        """Begin a look-up: send keys to the ranks that own them, before their rows may be read.
 
         Parameters
         ----------
         tables : (N,) array of uint32
         ids : (N,) array of int64
-        insert : bool
-            Whether unseen ids get a row. If not, nothing changes: they get their initial vectors.
         kept : (K,) array of int64, optional
             Numbers of the keys that count, ascending; the others are padding: they have no row, and
             the vector zero.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Keys of another shape, dtype or device.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Uniform
+        >>> group = Group(InitialVectors(2, Uniform(), seed=1))
+        >>> group.ask(np.zeros(2, np.uint32), np.array([5, 5])).keys.ids
+        array([5])
+        """
+        if kept is None:
+            keys = unique_keys(tables, ids)
+            inverse = keys.inverse
+        else:
+            tables = tables[kept]
+            keys = unique_keys(tables, ids[kept])
+            inverse = self.xp.full(ids.size, -1, np.int64)
+            inverse[kept] = keys.inverse
+        local = self.exchange.is_local
+        route = None if local else self.exchange.ask(keys.tables, keys.ids)
+        return Asked(tables, keys, inverse, kept, route)
+
+    def asked_ahead(self, ids: Any) -> Asked | None:
+        """Return what was asked for these very ids ahead, if it was.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Uniform
+        >>> Group(InitialVectors(2, Uniform(), seed=1)).asked_ahead(np.array([5]))
+        """
+        if self.ahead is None or self.ahead[0] is not ids:
+            return None
+        (_, asked), self.ahead = self.ahead, None
+        return asked
+
+    def look_up(self, tables: Any, ids: Any, insert: bool, kept: Any = None) -> LookUp:
+        """Find the row of each key.
+
+        Parameters
+        ----------
+        tables, ids, kept
+            See `ask`.
+        insert : bool
+            Whether unseen ids get a row. If not, nothing changes: they get their initial vectors.
 
         Raises
         ------
@@ -105,29 +152,31 @@ class Group(Shard):
         --------
         See the class.
         """
-        xp = self.xp
-        if kept is None:
-            keys = unique_keys(tables, ids)
-            inverse = keys.inverse
-        else:
-            tables = tables[kept]
-            keys = unique_keys(tables, ids[kept])
-            inverse = xp.full(ids.size, -1, np.int64)
-            inverse[kept] = keys.inverse
-        first = len(self.store)
-        if self.exchange.is_local:
+        return self.find(self.ask(tables, ids, kept), insert)
+
+    def find(self, asked: Asked, insert: bool) -> LookUp:
+        """End a look-up: find the row of each key, as it is now.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Uniform
+        >>> group = Group(InitialVectors(2, Uniform(), seed=1))
+        >>> group.find(group.ask(np.zeros(2, np.uint32), np.array([5, 5])), insert=True).rows
+        array([0])
+        """
+        tables, keys, inverse, kept, route = asked
+        first, remote = len(self.store), None
+        if route is None:
             rows, unseen = self._find(keys, insert)
-            remote = None
         else:
-            remote, unseen = self._find_remote(keys, insert)
-            rows = -1 - xp.arange(len(keys.ids))
+            remote, unseen = self._find_remote(route.result(), insert)
+            rows = -1 - self.xp.arange(len(keys.ids))
         if insert:
             self.statistics.looked_up(tables, keys.tables, first, len(self.store))
         return LookUp(keys, inverse, rows, unseen, self.numbering, self._reached, kept, remote)
 
-    def _find_remote(self, keys: UniqueKeys, insert: bool) -> tuple[tuple[Route, LookUp], Any]:
-        """The vectors (U, D) of all keys, and where they and their gradients go."""
-        route = self.exchange.ask(keys.tables, keys.ids).result()
+    def _find_remote(self, route: Route, insert: bool) -> tuple[tuple[Route, LookUp], Any]:
+        """The vectors (U, D) of the keys of a route, and where they and their gradients go."""
         asked = unique_keys(route.tables, route.ids)
         found = asked, asked.inverse, *self._find(asked, insert)
         own = LookUp(*found, self.numbering, self._reached, None)

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.unique_keys import UniqueKeys
 from cupyrec.parallel import Route
 
-__all__ = ["LookUp"]
+__all__ = ["Asked", "LookUp"]
+
+
+class Asked(NamedTuple):
+    """Keys whose rows are to be found; those of other ranks are on their way to them.
+
+    Attributes
+    ----------
+    tables : (K,) array of uint32
+        Of the K keys that are not padding.
+    keys : UniqueKeys
+    inverse : (N,) array of int64
+    kept : (K,) array of int64, optional
+        See `LookUp`.
+    route : Future of Route, optional
+    """
+
+    tables: Any
+    keys: UniqueKeys
+    inverse: Any
+    kept: Any
+    route: Future[Route] | None
 
 
 class LookUp(NamedTuple):

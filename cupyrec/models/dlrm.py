@@ -85,6 +85,9 @@ class DLRM(nn.Module):
     def forward(self, dense: Any, ids: Any) -> Any:
         return self._towers(dense if self.bottom else None, self.embedding.rows(ids))
 
+    def prepare(self, ids: Any) -> None:
+        self.embedding.prepare(ids)
+
     @graphed
     def _towers(self, dense: Any, vectors: Any) -> Any:
         dense, halves = cast_together(dense, [m for m in (self.bottom, self.top) if m])

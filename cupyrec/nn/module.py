@@ -235,6 +235,16 @@ class Module:
         group = next((group for _, group in self.named_groups()), None)
         return world() if group is None else group.exchange.ranks
 
+    def prepare(self, ids: Any) -> None:
+        """Tell the ids of the batch after the next; a Module may pass them to its embeddings.
+
+        See `MultiTableEmbedding.prepare`. It is called by `fit`, and changes no result.
+
+        Examples
+        --------
+        >>> Module().prepare(np.zeros((2, 3), np.int64))
+        """
+
     def to(self, device: str) -> Module:
         """Move parameters, buffers and tables to ``cpu``, ``cuda`` or ``sim``; return the Module.
 

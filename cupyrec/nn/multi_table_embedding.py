@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, autograd, errors, random
-from cupyrec.embedding import Group, Initializer, LookUp, Tables, widened
+from cupyrec.embedding import Asked, Group, Initializer, LookUp, Tables, widened
 from cupyrec.nn.module import Module
 from cupyrec.ops.array_functions import concatenate, reshape, transpose
 from cupyrec.ops.bags import check_offsets, mean_gradient, pad_bags
@@ -235,6 +235,22 @@ class MultiTableEmbedding(Tables, Module):
         errors.axes(_NAME, ids=(ids, f"B {len(self.fields)}"))
         return self._gathered(xp, widened(xp, ids), None, in_rows=True)
 
+    def prepare(self, ids: Any) -> None:
+        """Tell the ids (B, F) that `forward` or `rows` is called with after the next time.
+
+        Of several ranks their keys travel while that one's rows are worked on. Rows are found, and
+        unseen ids get theirs, when it is their turn.
+
+        Examples
+        --------
+        >>> embedding = MultiTableEmbedding(num_tables=2, embedding_dim=4)
+        >>> embedding.prepare(np.array([[7, 8]]))
+        """
+        ids = widened(self.module(ids), ids)
+        errors.axes(_NAME, ids=(ids, f"B {len(self.fields)}"))
+        for group, _ in self._fields_of_groups():
+            group.following = None if group.exchange.is_local else ids
+
     def look_up_by_field(self, ids: Any) -> LookUp:
         """Find the rows of ids (B, F); keys are numbered field after field, key f * B + b.
 
@@ -287,18 +303,10 @@ class MultiTableEmbedding(Tables, Module):
 
     def _gathered(self, xp: ModuleType, ids: Any, present: Any, in_rows: bool = False) -> Any:
         """A vector each id of (B, F) or (B, F, L); zero where `present` is false or for padding."""
-        if self.padding_idx is not None:
-            real = ids != self.padding_idx
-            present = real if present is None else present & real
         parts = []
         for group, fields in self._fields_of_groups():
-            own, kept = ids[:, fields], None
-            if present is not None:
-                kept = xp.flatnonzero(present[:, fields])
-            tables = np.repeat(self.fields[fields], int(np.prod(ids.shape[2:])))
-            tables = _repeated(xp, arrays.stream(xp), tables.tobytes(), len(ids))
-            flat = xp.ascontiguousarray(own).reshape(-1)
-            look_up = group.look_up(tables, flat, self.training, kept)
+            asked = group.asked_ahead(ids) or self._ask(xp, group, fields, ids, present)
+            look_up, own = group.find(asked, self.training), ids[:, fields]
             learns = self.training and autograd.is_recording()
             node = _Vectors(group, look_up) if learns else None
             if in_rows:
@@ -308,7 +316,21 @@ class MultiTableEmbedding(Tables, Module):
             vectors = group.vectors(look_up, self.amp or np.float32)
             vectors = vectors.reshape(*own.shape, group.width)
             parts.append(autograd.record(node, vectors, ()) if node else autograd.Tensor(vectors))
+        for group, fields in self._fields_of_groups():
+            following, group.following = group.following, None
+            if following is not None:
+                group.ahead = following, self._ask(xp, group, fields, following, None)
         return self._join(parts)
+
+    def _ask(self, xp: ModuleType, group: Group, fields: Any, ids: Any, present: Any) -> Asked:
+        """Begin the look-up of `_gathered` in a group."""
+        if self.padding_idx is not None:
+            real = ids != self.padding_idx
+            present = real if present is None else present & real
+        kept = None if present is None else xp.flatnonzero(present[:, fields])
+        tables = np.repeat(self.fields[fields], int(np.prod(ids.shape[2:])))
+        tables = _repeated(xp, arrays.stream(xp), tables.tobytes(), len(ids))
+        return group.ask(tables, xp.ascontiguousarray(ids[:, fields]).reshape(-1), kept)
 
     def _pooled(self, xp: ModuleType, ids: Any, offsets: Any, weights: Any) -> Any:
         """A vector each bag of (B * F,), which `offsets` cut out of (N,) ids and weights.
