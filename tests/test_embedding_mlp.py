@@ -86,6 +86,17 @@ def test_evaluation_changes_nothing_and_sees_unseen_ids():
     assert fused.embedding.digest() == digest
 
 
+def test_squares_of_gradients_are_known_until_others_are_added():
+    layer, ids = pair([8])[0], np.arange(27).reshape(9, 3) % 7
+    for known in (True, False):
+        layer(ids).backward(oracle.normals((9, 2)))
+        gradients = layer.embedding.group.gradients()
+        assert (gradients.squares is not None) == known
+        if known:
+            squares = np.sum(np.float64(gradients.values) ** 2)
+            assert gradients.squares == pytest.approx(squares, rel=1e-12)
+
+
 def test_same_bits():
     def call():
         fused, _ = pair([8], dtype="bfloat16")

@@ -284,8 +284,10 @@ class Group(Shard):
         """
         return self.vectors(look_up._replace(inverse=self.xp.arange(look_up.rows.size)))
 
-    def add_unique_gradient(self, look_up: LookUp, values: Any) -> None:
-        """Add a gradient (U, D) of a look-up's unique keys to this step's.
+    def add_unique_gradient(
+        self, look_up: LookUp, values: Any, squares: float | None = None
+    ) -> None:
+        """Add a gradient (U, D) of a look-up's unique keys, and its sum of squares, to this step's.
 
         Examples
         --------
@@ -304,7 +306,7 @@ class Group(Shard):
         keys = look_up.keys
         if look_up.reached != self._reached:  # steps have come between, or another optimizer
             self._catch_up(look_up.rows, keys.tables, keys.ids)
-        self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids))
+        self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids, squares))
         if len(self._pending) > _PARTS:  # of a table that no optimizer steps they would pile up
             self._pending = [summed(self.xp, self.width, self._pending)]
 
@@ -359,7 +361,7 @@ class Group(Shard):
         >>> group = Group(InitialVectors(2, Uniform(), seed=1))
         >>> group.update(group.gradients(), 1, lambda memory, rows, values, rounding: None)
         """
-        rows, values, tables, ids = gradients
+        rows, values, tables, ids, _ = gradients
         self.updates += 1
         if rows.size:
             rounding = self._rounding(tables, ids, step)

@@ -24,6 +24,8 @@ class RowGradients(NamedTuple):
     tables : (U,) array of uint32
     ids : (U,) array of int64
         The rows' keys.
+    squares : float or None
+        Sum of the squares of `values`, where it is known.
 
     Examples
     --------
@@ -34,6 +36,7 @@ class RowGradients(NamedTuple):
     values: Any
     tables: Any
     ids: Any
+    squares: float | None = None
 
 
 def summed(xp: ModuleType, width: int, parts: Sequence[RowGradients]) -> RowGradients:
@@ -60,7 +63,7 @@ def summed(xp: ModuleType, width: int, parts: Sequence[RowGradients]) -> RowGrad
         return RowGradients(rows, values, xp.empty(0, np.uint32), xp.empty(0, np.int64))
     if len(parts) == 1:
         return parts[0]
-    rows, values, tables, ids = map(xp.concatenate, zip(*parts, strict=True))
+    rows, values, tables, ids = map(xp.concatenate, zip(*(part[:4] for part in parts), strict=True))
     keys = unique_keys(tables, ids)
     first = keys.positions[keys.offsets[:-1]]
     values = segment_sum(values, keys.offsets, keys.positions)

@@ -30,14 +30,16 @@ class _FirstLayer(autograd.Function):
         self.options = dict(dropout=dropout, linear_output=linear_output)
         inverse = look_up.inverse.reshape(-1, samples)
         # Keys are numbered as they come: that of a field's first sample is the field's first.
-        starts = np.append(inverse[:, 0], look_up.rows.size)
+        starts = np.append(inverse[:, 0], len(look_up.keys.ids))
         self.layer = group.unique_vectors(look_up), starts, inverse, weight
         self.y = embedding_linear(*self.layer, bias, **self.options)
 
     def backward(self, grad):
-        dvectors, *gradients = embedding_linear_backward(grad, self.y, *self.layer, **self.options)
+        dvectors, *gradients, squares = embedding_linear_backward(
+            grad, self.y, *self.layer, **self.options
+        )
         if self.moves:
-            self.group.add_unique_gradient(self.look_up, dvectors)
+            self.group.add_unique_gradient(self.look_up, dvectors, squares)
         return tuple(gradients)
 
 

@@ -23,7 +23,7 @@ from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.loss_scaling import LossScaling, advance
 from cupyrec.scratch import counters
 
-__all__ = ["clip_scale", "scale_pointer", "scale_value", "sum_squares"]
+__all__ = ["clip_scale", "scale_pointer", "scale_value", "sum_squares", "sum_squares_cpu"]
 
 _ELEMENTS = 65536  # elements a block of the CPU
 _TILE, _MOST_BLOCKS = 2048, 2048  # of the kernel: elements at a time, blocks an array
@@ -32,7 +32,8 @@ _NO_SCALING = LossScaling(None, None, 1.0, 1.0, 1, 0.0, 0.0)
 
 
 @cpu.loop
-def _sum_squares(x):
+def sum_squares_cpu(x) -> float:
+    """Sum of squares of one (N,) array, on this thread: for who has it in the cache."""
     total = 0.0
     for i in range(x.size):
         total += np.float64(x[i]) * np.float64(x[i])
@@ -149,7 +150,7 @@ def _sum_on_cpu(x: np.ndarray) -> float:
     parts = np.zeros(blocks(flat.size, _ELEMENTS))
 
     def block(i: int, j: int) -> None:
-        parts[i // _ELEMENTS] = _sum_squares(flat[i:j])
+        parts[i // _ELEMENTS] = sum_squares_cpu(flat[i:j])
 
     cpu.parallel(block, flat.size, _ELEMENTS)
     return float(parts.sum())

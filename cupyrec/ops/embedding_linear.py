@@ -23,6 +23,7 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import blocks
+from cupyrec.ops.clip_scale import sum_squares_cpu
 from cupyrec.ops.relu_dropout import (
     Dropout,
     bias_relu_dropout_cpu,
@@ -156,8 +157,8 @@ def embedding_linear(
 def embedding_linear_backward(
     dy: Any, y: Any, vectors: Any, starts: Any, inverse: Any, weight: Any, *,
     dropout: Dropout = _NO_DROPOUT, linear_output: bool = False,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Return the gradients of `vectors`, `weight` and `bias`.
+) -> tuple[Any, Any, Any, float]:  # fmt: skip
+    """Return the gradients of `vectors`, `weight` and `bias`, and the first one's squares.
 
     Parameters
     ----------
@@ -171,6 +172,8 @@ def embedding_linear_backward(
     dvectors : (U, D) array of float32
     dweight : (H, F * D) array of float32
     dbias : (H,) array of float32
+    squares : float
+        Sum of the squares of `dvectors`, taken while they are in the cache: the norm asks for it.
 
     Raises
     ------
@@ -184,7 +187,7 @@ def embedding_linear_backward(
     >>> y = embedding_linear(*layer, np.ones(1, np.float32))
     >>> embedding_linear_backward(np.ones_like(y), y, *layer)
     (array([[ 2.], [10.], [10.]], dtype=float32), array([[2., 6.]], dtype=float32),
-     array([2.], dtype=float32))
+     array([2.], dtype=float32), 204.0)
     """
     _check("embedding_linear_backward", vectors, starts, inverse, weight)
     for name, array in [("dy", dy), ("y", y)]:
@@ -194,6 +197,7 @@ def embedding_linear_backward(
     fields, width = len(inverse), vectors.shape[1]
     dz, dvectors, dweight = (arrays.empty(a.shape, np.float32) for a in (dy, vectors, weight))
     sums = np.zeros((blocks(len(dy), _ROWS), len(weight)), np.float32)
+    squares = np.zeros(fields)
     spare: list[np.ndarray] = []  # for dp of one field: one a thread
     largest = int(np.diff(starts).max(initial=0))
     zeros = np.full(len(weight), -0.0, np.float32)  # adding them changes no bit
@@ -215,13 +219,14 @@ def embedding_linear_backward(
         dproducts = room[: own.stop - own.start]
         _add_gradients_cpu(dz, inverse[f], starts[f], zeros, dproducts)
         thin_matmul(dproducts, weight[:, columns], dvectors[own])  # while they are in the cache
+        squares[f] = sum_squares_cpu(dvectors[own].reshape(-1))
         thin_matmul(dproducts.T, vectors[own], dweight[:, columns])
         spare.append(room)
 
     cpu.parallel(deactivate, len(dy), _ROWS)
     with cpu.serial_blas():
         cpu.parallel(multiply, fields, 1)
-    return dvectors, dweight, sums.sum(axis=0)
+    return dvectors, dweight, sums.sum(axis=0), float(squares.sum())
 
 
 def _check(where: str, vectors: Any, starts: Any, inverse: Any, weight: Any) -> None:

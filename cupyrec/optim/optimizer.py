@@ -351,7 +351,8 @@ class Optimizer(ABC):
         """The factor of all gradients; on a device an array, NaN where nothing may be updated."""
         scaler, on_cpu = self.scaler, self._xp is np
         before = scaler.skipped if scaler and on_cpu else 0
-        gradients, elsewhere = [*(g.values for g in rows), *dense], None
+        gradients = [*(g.values for g in rows if g.squares is None), *dense]
+        elsewhere = np.array([g.squares for g in rows if g.squares is not None], np.float64)
         if self.ranks.size > 1:  # dense gradients are the same everywhere by now, rows are not
             gradients, (elsewhere, loss) = dense, self._of_all_ranks(rows, loss)
         scale = clip_scale(
