@@ -33,6 +33,11 @@ def test_all_to_all_gives_every_rank_its_rows(device: str, rows) -> None:
     assert RANKS.bytes_sent.get("numbers", 0) - before == sent
 
 
+def test_a_work_done_together_counts_as_alive() -> None:
+    assert RANKS.together("a test", lambda: list(RANKS.doing)) == ["a test"]
+    assert RANKS.doing == []
+
+
 def test_several_arrays_travel_together() -> None:
     ids, out = np.arange(N) + 10 * R, np.empty(N, np.int64)
     tables, out_tables = np.full(N, R, np.uint8), np.empty(N, np.uint8)

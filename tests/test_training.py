@@ -1,3 +1,4 @@
+import contextlib
 import math
 import signal
 import threading
@@ -140,6 +141,19 @@ def test_the_last_partial_batch_is_trained():
     assert seen == [10, 10, 5] * 2
     assert (result["steps"], result["samples"]) == (6, 50)
     assert cupyrec.fit(small(), trial.planted(1))["samples"] == 1
+
+
+def test_a_rank_tells_its_step_and_that_it_is_alive_while_it_reads(monkeypatch):
+    model, steps, busy = small(), [], []
+    monkeypatch.setattr(model.ranks, "busy", lambda what: contextlib.nullcontext(busy.append(what)))
+
+    def note(line):
+        steps.append((line["step"], model.ranks.step))
+
+    cupyrec.fit(model, trial.planted(30), batch_size=10, epochs=2, callbacks=[note])
+    assert {told for told, _ in steps} == {3, 6}
+    assert all(told == step for told, step in steps)
+    assert busy == ["reading"] * 8  # the last of an epoch finds nothing
 
 
 def test_no_rows(caplog):

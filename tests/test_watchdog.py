@@ -76,7 +76,7 @@ def test_rank_0_judges_first(rank: int, patience: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [dict(calls=9), dict(step=4), dict(inside=False), dict(doing="saving")]
+    "change", [dict(calls=9), dict(step=4), dict(inside=False), dict(inside=False, doing="saving")]
 )
 def test_news_of_any_rank_are_progress(change: dict) -> None:
     dog = Watchdog(0, 3)
@@ -92,6 +92,10 @@ def test_a_rank_that_falls_silent_while_busy_does_not_get_on() -> None:
     assert verdict(dog, 20, (0, ROWS), (1, KEYS._replace(doing="saving"))) is None
     told = verdict(dog, 12, (0, ROWS))
     assert "  rank 1: after 'keys' (call 7) at step 3, saving, silent for 12 s" in told
+
+
+def test_a_rank_that_waits_for_others_is_not_busy() -> None:
+    assert verdict(Watchdog(0, 2), 20, (0, ROWS), (1, ROWS._replace(doing="saving"))) is not None
 
 
 def test_the_others_take_rank_0s_word_for_the_jobs_progress() -> None:

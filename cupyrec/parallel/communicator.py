@@ -305,7 +305,8 @@ class Communicator:
         """
         failed = None
         try:
-            done = work()
+            with self.busy(what):
+                done = work()
         except Exception as error:
             failed = error
         told = None if failed is None else f"{type(failed).__name__}: {failed}"

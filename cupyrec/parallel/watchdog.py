@@ -73,7 +73,7 @@ class Watchdog:
         if self._stands.get(rank) != stand:
             self._stands[rank], self._moved[rank] = stand, self._clock
             self._news = True
-        if stand.doing:
+        if stand.doing and not stand.inside:  # else it may wait for others
             self._news = True
         if pulse not in (None, self._pulse_of_0):
             self._pulse_of_0, self._news = pulse, True
