@@ -139,6 +139,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     add("--optimizer", metavar="O", help=names)
     add("--embedding-dim", type=_positive, metavar="D")
     add("--codec", metavar="C", help="of rows and gradients between ranks: none, fp16, bf16, int8")
+    add("--trace", metavar="F.json", help="what each rank does when, for Chrome's trace viewer")
     about = "seconds without progress on any rank after which the job is ended; inf: never"
     add("--stall-timeout", type=_seconds, default=300.0, metavar="S", help=about)
 

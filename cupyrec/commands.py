@@ -23,6 +23,7 @@ from cupyrec import (
     errors,
     inference,
     optim,
+    timeline,
     training,
 )
 from cupyrec.cli import UsageError
@@ -66,6 +67,8 @@ def train(options: argparse.Namespace) -> None:
     start = time.perf_counter()
     Communicator.stall_timeout = options.stall_timeout
     _set_device(options)
+    if options.trace:
+        timeline.start()
     if options.resume and (options.out or options.overwrite):
         raise UsageError("train: --resume must come without --out and --overwrite, got both.")
     if options.resume and not (Path(options.resume) / "last").exists():
@@ -95,6 +98,11 @@ def train(options: argparse.Namespace) -> None:
     if test is not None:
         measured = inference.evaluate(model, test)
         result |= {"test_auc": measured["auc"], "test_logloss": measured["logloss"]}
+    if options.trace:
+        told = world().all_gather_json("trace", timeline.events(world().rank))
+        if world().rank == 0:
+            with errors.naming(options.trace):
+                timeline.write(options.trace, told)
     result["seconds"] = time.perf_counter() - start
     if run is not None:
         run.log(**result)

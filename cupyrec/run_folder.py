@@ -189,9 +189,10 @@ class RunFolder:
         target = self.path / "checkpoints" / f"step-{progress['step']}"
         while target.exists():  # saved by a run that was killed before it switched the link, say
             target = target.with_name(target.name + "+")
-        checkpoint.save(
-            target, model, optimizer, config=self.config, progress=progress, ranks=self._ranks
-        )
+        with self._ranks.busy("saving"):
+            checkpoint.save(
+                target, model, optimizer, config=self.config, progress=progress, ranks=self._ranks
+            )
         self._on_first("save", lambda: self._switch(target, best))
 
     def _switch(self, target: Path, best: bool) -> None:

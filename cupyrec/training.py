@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from cupyrec import arrays, checkpoint, errors, random
+from cupyrec import arrays, checkpoint, errors, random, timeline
 from cupyrec.autograd import Tensor
 from cupyrec.data import Batch, prefetch
 from cupyrec.embedding import Tables
@@ -64,15 +64,18 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
         raise ValueError("train_step: 'batch' must have labels, got none.")
     batch = batch.to(model.device)
     random.set_first_sample(batch.first)
-    logits = model(batch.dense, batch.ids)  # ids travel, rows come back; unseen ids get rows
     scale = None if optimizer.scaler is None else optimizer.scaler.factor
-    loss = bce_with_logits(  # mean over the rows of all ranks
-        logits, batch.labels, total=batch.total, gradient_scale=scale
-    )
+    with timeline.span("forward"):
+        logits = model(batch.dense, batch.ids)  # ids travel, rows come back; unseen ids get rows
+        loss = bce_with_logits(  # mean over the rows of all ranks
+            logits, batch.labels, total=batch.total, gradient_scale=scale
+        )
     if model.device == "cpu":
         _check_finite(loss, batch, model, optimizer)
-    loss.backward()  # dense gradients; one a row looked up travels
-    optimizer.step(loss)  # sum the ranks' gradients, clip by the norm of both, update both
+    with timeline.span("backward"):
+        loss.backward()  # dense gradients; one a row looked up travels
+    with timeline.span("update"):
+        optimizer.step(loss)  # sum the ranks' gradients, clip by the norm of both, update both
     return loss
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyrec import timeline
 from cupyrec.embedding.initializers import InitialVectors
 from cupyrec.embedding.look_up import Asked, LookUp
 from cupyrec.embedding.memory_store import MemoryStore
@@ -164,6 +165,10 @@ class Group(Shard):
         >>> group.find(group.ask(np.zeros(2, np.uint32), np.array([5, 5])), insert=True).rows
         array([0])
         """
+        with timeline.span("look-up"):
+            return self._look_up(asked, insert)
+
+    def _look_up(self, asked: Asked, insert: bool) -> LookUp:
         tables, keys, inverse, kept, route = asked
         first, remote = len(self.store), None
         if route is None:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cupyrec import arrays
+from cupyrec import arrays, timeline
 from cupyrec.parallel import devices, failure, watchdog
 
 __all__ = ["Communicator", "OtherRankError", "Transfer", "world"]
@@ -129,6 +129,9 @@ class Communicator:
     def __repr__(self) -> str:
         return f"Communicator(rank={self.rank}, size={self.size})"
 
+    def __deepcopy__(self, memo: dict) -> Communicator:
+        return self  # ranks are what they are, whatever model is copied
+
     def _start(self) -> None:
         self._mpi, ranks = self._connect()
         self._ranks = ranks.Dup()  # our messages are not to be taken for those of others
@@ -147,9 +150,10 @@ class Communicator:
                 continue
             self.now, self.last, self.calls = what, what, self.calls + 1
             try:
-                for event in ready:
-                    event.synchronize()
-                future.set_result(job())
+                with timeline.span(what):
+                    for event in ready:
+                        event.synchronize()
+                    future.set_result(job())
             except BaseException as error:  # raised again where the result is waited for
                 future.set_exception(error)
             self.now = None
