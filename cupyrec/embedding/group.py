@@ -155,6 +155,7 @@ class Group(Shard):
         """
         return self.find(self.ask(tables, ids, kept), insert)
 
+    @timeline.span("look-up")
     def find(self, asked: Asked, insert: bool) -> LookUp:
         """End a look-up: find the row of each key, as it is now.
 
@@ -165,10 +166,6 @@ class Group(Shard):
         >>> group.find(group.ask(np.zeros(2, np.uint32), np.array([5, 5])), insert=True).rows
         array([0])
         """
-        with timeline.span("look-up"):
-            return self._look_up(asked, insert)
-
-    def _look_up(self, asked: Asked, insert: bool) -> LookUp:
         tables, keys, inverse, kept, route = asked
         first, remote = len(self.store), None
         if route is None:
