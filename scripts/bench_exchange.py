@@ -6,12 +6,14 @@
 `wire`: bytes, time and relative error of rows and gradients there and back, by codec, width and
 number of ranks; `wire_ratio` is int8 rows with their scales over float32 rows, keys apart. `codec`:
 float32 bytes a second that int8 takes in and gives back on the CPU, over those of np.copyto.
-`link`: training of a DLRM on 4 ranks, 26 tables x 1M ids, width 128, batch 16384, Zipf 1.05 ids,
-whose ranks talk over TCP through the loopback of a network namespace of its own, limited by `tc`:
-that needs root and iproute2. The share of communication is 1 - step time unlimited / step time
-limited. Without --rate the bench seeks the rate where that is .53 to .60 with float32, compares
-int8 there, and does the same where it is .24 to .28 with fp16. Steps repeat a few batches, all of
-whose ids are known.
+`link`: training of a DLRM on 4 ranks, 26 tables x 1M ids, width 128, bottom 128-128, top 256-128-1,
+batch 16384, Zipf 1.05 ids. Its ranks talk by TCP through the loopback of a network namespace of
+their own, limited by `tc`: that needs root and iproute2. The share of communication is 1 - step
+time unlimited / step time limited. Without --rate the bench seeks the rate where that is .53 to .60
+with float32, compares int8 there, and does the same where it is .24 to .28 with fp16. Steps repeat
+a few batches, all of whose ids are known. --oneflow prints as well what int8 gains over float32 at
+the first rate with OneFlow's MLPs, bottom 512-256-128 and top 1024-1024-512-256-1, at batch 4096
+and 16384.
 """
 
 from __future__ import annotations
@@ -38,9 +40,10 @@ SHARES = {"none": (0.53, 0.60), "fp16": (0.24, 0.28)}
 WIRE = dict(ranks=[1, 2, 4], widths=[16, 128], rows=40_000, ids=100_000, tables=26, repeat=5)
 CODEC = dict(rows=65_536, width=128, rounds=9)
 LINK = dict(
-    ranks=4, tables=26, ids=1_000_000, zipf=1.05, width=128, num_dense=13, bottom=[128, 128],
+    ranks=4, tables=26, ids=1_000_000, zipf=1.05, width=128, num_dense=13, bottom=[128],
     top=[256, 128], batch=16_384, batches=3, lr=0.01, steps=3, rounds=3, tries=6,
 )  # fmt: skip
+ONEFLOW = dict(bottom=[512, 256], top=[1024, 1024, 512, 256], rounds=1)
 QUICK = {
     "wire": WIRE | dict(ranks=[1, 2], rows=500, ids=1000, repeat=1),
     "codec": CODEC | dict(rows=4096, rounds=3),
@@ -120,11 +123,19 @@ def namespace_of_its_own() -> Iterator[str]:
         subprocess.run([*ip, "delete", name], check=True)
 
 
+def told(row: dict[str, float]) -> str:
+    return (
+        "at {mbit:,.0f} Mbit/s: {limited:.2f} s a step, without limit {unlimited:.2f} s, share "
+        "{share:.3f}; int8 {int8:.2f} s, {speedup:.2f} times as fast; bytes and share allow "
+        "{allowed:.2f}".format(mbit=row["rate"] / 1e6, **row)
+    )
+
+
 def link(case: dict, options: argparse.Namespace) -> dict:
-    shares = {codec: SHARES[codec] for codec in options.against}
     rate = None if options.rate is None else options.rate * 1e6
-    given = {name: getattr(options, name) for name in ("batch", "bottom", "top", "steps", "rounds")}
+    given = {"steps": options.steps, "rounds": options.rounds}
     case = case | {name: value for name, value in given.items() if value is not None}
+    case |= {"rate": rate, "shares": {codec: SHARES[codec] for codec in options.against}}
     with contextlib.ExitStack() as stack:
         try:
             namespace = stack.enter_context(namespace_of_its_own())
@@ -132,16 +143,16 @@ def link(case: dict, options: argparse.Namespace) -> dict:
             why = getattr(error, "stderr", None) or error
             say(f"link: left out, it needs root and iproute2: {str(why).strip()}")
             return {}
-        measured = mpirun(
-            case["ranks"], "link", case | {"shares": shares, "rate": rate}, namespace
-        )  # fmt: skip
+        measured = mpirun(case["ranks"], "link", case, namespace)
+        if options.oneflow:
+            same = {"rate": measured["none"]["rate"], "shares": {"none": SHARES["none"]}}
+            for batch in case["batch"] // 4, case["batch"]:
+                beside = case | ONEFLOW | same | {"batch": batch}
+                row = mpirun(case["ranks"], "link", beside, namespace)["none"]
+                say(f"OneFlow's MLPs, batch {batch}, none", told(row))
     result = {}
     for codec, row in measured.items():
-        say(
-            "{name} at {mbit:,.0f} Mbit/s: {limited:.2f} s a step, without limit {unlimited:.2f} s,"
-            " share {share:.3f}; int8 {int8:.2f} s, {speedup:.2f} times as fast; bytes and share "
-            "allow {allowed:.2f}".format(name=codec, mbit=row["rate"] / 1e6, **row)
-        )
+        say(codec, told(row))
         known, ending = ("fp32", "") if codec == "none" else (codec, f"_{codec}")
         result[f"rate_mbit{ending}"] = row["rate"] / 1e6
         result[f"communication_share{ending}"] = row["share"]
@@ -160,12 +171,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of `codec`")
     parser.add_argument("--rate", type=float, help="of `link` in Mbit/s; by default it is sought")
     parser.add_argument("--against", nargs="+", choices=SHARES, default=list(SHARES))
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--bottom", type=int, nargs="+")
-    parser.add_argument("--top", type=int, nargs="+")
+    parser.add_argument("--oneflow", action="store_true", help="its larger MLPs at the same rate")
     parser.add_argument("--steps", type=int, help="a measurement of `link`")
     parser.add_argument("--rounds", type=int, help="of `link`")
     options = parser.parse_args()
+    if options.oneflow and "none" not in options.against:
+        parser.error("argument --oneflow: needs --against none")
     cases = QUICK if options.quick else {"wire": WIRE, "codec": CODEC, "link": LINK}
     result = {}
     for part in options.part:

@@ -141,20 +141,20 @@ class Link:
         self.step()  # what is on its way at the old rate
         return seconds(self.ranks, self.step, self.repeat)
 
-    def seek(self, codec: str, shares: tuple[float, float]) -> float:
-        """Return the rate where communication has its share of a step's time."""
+    def seek(self, codec: str, shares: tuple[float, float], rounds: int) -> dict[str, float]:
+        """Compare at the rate where communication has its share of a step's time."""
         low, high = shares
         aim, free = (low + high) / 2, statistics.median(self.times(codec, None))
         rate = 8 * self.bytes[codec] / free * (1 - aim) / aim
         for _ in range(self.tries):
-            limited = statistics.median(self.times(codec, rate))
-            share = max(1 - free / limited, 0.1)
-            say(f"{codec} at {rate / 1e6:,.0f} Mbit/s: {limited:.2f} s, without limit {free:.2f} s")
-            if low <= share <= high:
+            row = self.compare(codec, rate, rounds)
+            say(f"{codec} at {rate / 1e6:,.0f} Mbit/s: share {row['share']:.3f}")
+            if low <= row["share"] <= high:
                 break
-            # The time beyond `free` is bytes / rate, but for what is hidden and for chance.
+            # The time that the link adds is bytes / rate, but for what is hidden and for chance.
+            share = max(row["share"], 0.1)
             rate = max(rate * min(share / (1 - share) * (1 - aim) / aim, 3), 1e6)
-        return rate
+        return row
 
     def compare(self, codec: str, rate: float, rounds: int) -> dict[str, float]:
         """Share of communication with a codec at a rate, and how much faster int8 is."""
@@ -175,11 +175,11 @@ class Link:
 def link(ranks: Communicator, case: dict) -> dict[str, dict]:
     """By codec, how int8 compares at the given rate, or at that of the codec's share."""
     trained = Link(ranks, case)
-    result = {}
-    for codec, shares in case["shares"].items():
-        rate = case["rate"] or trained.seek(codec, shares)
-        result[codec] = trained.compare(codec, rate, case["rounds"])
-    return result
+    rate, rounds = case["rate"], case["rounds"]
+    return {
+        codec: trained.compare(codec, rate, rounds) if rate else trained.seek(codec, shares, rounds)
+        for codec, shares in case["shares"].items()
+    }
 
 
 PARTS = {"wire": wire, "link": link}
