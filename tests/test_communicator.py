@@ -1,11 +1,13 @@
 """The communicator: by itself here, and between ranks under mpirun (marked `ranks`)."""
 
+import copy
+import pickle
 import threading
 
 import numpy as np
 import pytest
 
-from cupyrec import arrays
+from cupyrec import arrays, models
 from cupyrec.parallel import Communicator, Transfer, world
 
 pytestmark = pytest.mark.ranks
@@ -55,6 +57,24 @@ def test_large_messages() -> None:
     receive = np.empty_like(send)
     RANKS.all_to_all("a lot", Transfer(send, [1] * N, receive, [1] * N))
     assert (receive == np.arange(N)[:, None]).all()
+
+
+def test_messages_of_more_bytes_than_mpi_counts(monkeypatch) -> None:
+    monkeypatch.setattr("cupyrec.parallel.communicator._MOST", 20)
+    send = np.arange(7) + 10 * R  # to all: 56 bytes in three messages
+    receive = np.empty((N, 7), np.int64)
+    RANKS.all_to_all("large", Transfer(send, None, receive.reshape(-1), [7] * N))
+    assert (receive == np.arange(7) + 10 * np.arange(N)[:, None]).all()
+
+
+def test_copies_of_a_model_have_the_same_ranks() -> None:
+    model = models.DLRM(1, 1)
+    other = copy.deepcopy(model)
+    assert other.ranks is model.ranks is RANKS
+    assert other.embedding.group.store is not model.embedding.group.store
+    alone = Communicator()
+    assert copy.deepcopy(alone) is alone
+    assert pickle.loads(pickle.dumps(model)).ranks is RANKS  # noqa: S301
 
 
 def test_all_gather() -> None:

@@ -34,6 +34,7 @@ _T = TypeVar("_T")
 #: What launchers tell their processes: Open MPI, PMIx, PMI, MPICH's Hydra, Slurm.
 _LAUNCHERS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MPI_LOCALRANKID")
 _TAGS = 32768  # that any MPI has
+_MOST = 1 << 30  # bytes of a message
 _LOOKS = 64  # that yield the core, before the thread sleeps between looks
 _SLEEP, _LONGEST = 2e-5, 5e-4  # seconds between looks
 _CONNECTION = 60.0  # seconds that ranks may come apart at the start, at least
@@ -131,6 +132,9 @@ class Communicator:
 
     def __deepcopy__(self, memo: dict) -> Communicator:
         return self  # ranks are what they are, whatever model is copied
+
+    def __reduce__(self) -> tuple:
+        return world, ()  # another process has its own
 
     def _start(self) -> None:
         self._mpi, ranks = self._connect()
@@ -243,10 +247,10 @@ class Communicator:
                 transfer = _staged(transfer, staged)
             for k in range(1, self.size):  # each rank begins with another
                 source, target = (rank - k) % self.size, (rank + k) % self.size
-                if (place := transfer.received(source)).size:
-                    requests.append(self._ranks.Irecv(_buffer(place), source, tag))
-                if (rows := transfer.sent(target)).size:
-                    requests.append(self._ranks.Isend(_buffer(rows), target, tag))
+                for place in _pieces(transfer.received(source)):
+                    requests.append(self._ranks.Irecv(place, source, tag))
+                for rows in _pieces(transfer.sent(target)):
+                    requests.append(self._ranks.Isend(rows, target, tag))
                     self.bytes_sent[what] = self.bytes_sent.get(what, 0) + rows.nbytes
         for transfer in transfers:
             own, place = transfer.sent(rank), transfer.received(rank)
@@ -369,6 +373,12 @@ class Communicator:
 def _buffer(array: Any) -> Any:
     """What mpi4py takes: the bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8)
+
+
+def _pieces(array: Any) -> list[Any]:
+    """What goes in a message each, none for no bytes: MPI counts those in 31 bits."""
+    whole = _buffer(array)
+    return [whole[i : i + _MOST] for i in range(0, whole.size, _MOST)]
 
 
 def _staged(transfer: Transfer, staged: list[tuple[Any, Any]]) -> Transfer:
