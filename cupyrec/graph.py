@@ -225,9 +225,9 @@ class _Replay(Function):
         self.graph = graph
 
     def backward(self, grad):
-        for x in self.inputs:
+        for static, x in zip(self.graph.inputs, self.inputs, strict=True):
             if isinstance(x, RowVectors):
-                x.kind()  # raises if rows have changed since
+                static.follow(x)  # raises if rows have changed since
         return self.graph.replay_backward(grad)
 
 

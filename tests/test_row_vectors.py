@@ -305,6 +305,27 @@ def test_graphs_follow_tables_that_grow(sim, monkeypatch):
         np.testing.assert_array_equal(a, b)
 
 
+def test_graphs_follow_a_table_that_grows_before_the_backward_pass(sim, monkeypatch):
+    results = []
+    for most in (3, 1 << 30):
+        monkeypatch.setattr("cupyrec.graph._CALLS", most)
+        it, dense = model(sim), sim.asarray(oracle.normals((7, 4)))
+        optimizer, store = cupyrec.optim.SGD(it.parameters(), lr=0.1), it.embedding.group.store
+        for step in range(5):
+            with sim.record() as seen:
+                out = it(dense, ids_of(sim, 0))
+                if step == 4:
+                    former = store._chunks[0]
+                    it.embedding(sim.asarray(np.arange(300).reshape(60, 5)))
+                    assert store._chunks[0] is not former
+                    former[...] = np.nan  # memory that others have by now
+                out.backward(sim.ones(out.shape, f32))
+            optimizer.step()
+        assert seen.graphs == (2 if most == 3 else 0)
+        results.append(store.export_rows(0, 20).vectors)
+    np.testing.assert_array_equal(*results)
+
+
 # Costs
 
 

@@ -123,13 +123,19 @@ class RowVectors(Tensor):
 
     def fill(self, other: RowVectors) -> None:
         """Let what `static` has returned be `other`, of the same kind."""
-        (memory, rows), (now, found) = self.read(_where), other.read(_where)
-        if now.chunks is not self._chunks:  # they change where a table grows
-            memory.chunks[: len(now.chunks)] = self._chunks = now.chunks
+        self.follow(other)
+        (_, rows), (_, found) = self.read(_where), other.read(_where)
         rows[: len(found)] = found
         self.inverse[...] = other.inverse
         if len(self.unseen):
             self.unseen[...] = other.unseen
+
+    def follow(self, other: RowVectors) -> None:
+        """Let chunks lie where they do by now, after a look-up that has let the table grow."""
+        (memory, _), (now, _) = self.read(_where), other.read(_where)
+        if now.chunks is not self._chunks:
+            self._chunks, room = now.chunks, len(memory.chunks)
+            memory.chunks[: min(room, len(now.chunks))] = now.chunks[:room]
 
 
 def _where(memory: RowMemory, rows: Any) -> tuple[RowMemory, Any]:
