@@ -82,6 +82,11 @@ class Group(Shard):
             f"bytes={self.store.nbytes}, load={self.store.load:.2f})"
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy gets: the gradients that come, but not what was asked for ahead."""
+        self._arrive()
+        return vars(self) | {"following": None, "ahead": None}
+
     def ask(self, tables: Any, ids: Any, kept: Any = None) -> Asked:
         """Begin a look-up: send keys to the ranks that own them, before their rows may be read.
 
@@ -113,8 +118,7 @@ class Group(Shard):
             keys = unique_keys(tables, ids[kept])
             inverse = self.xp.full(ids.size, -1, np.int64)
             inverse[kept] = keys.inverse
-        local = self.exchange.is_local
-        route = None if local else self.exchange.ask(keys.tables, keys.ids)
+        route = None if self.exchange.is_local else self.exchange.ask(keys.tables, keys.ids)
         return Asked(tables, keys, inverse, kept, route)
 
     def asked_ahead(self, ids: Any) -> Asked | None:
@@ -122,8 +126,7 @@ class Group(Shard):
 
         Examples
         --------
-        >>> from cupyrec.embedding import Uniform
-        >>> Group(InitialVectors(2, Uniform(), seed=1)).asked_ahead(np.array([5]))
+        See `cupyrec.nn.MultiTableEmbedding.prepare`.
         """
         if self.ahead is None or self.ahead[0] is not ids:
             return None
@@ -202,12 +205,7 @@ class Group(Shard):
 
         Examples
         --------
-        >>> from cupyrec.embedding import Constant
-        >>> group = Group(InitialVectors(2, Constant(1.0), seed=1))
-        >>> look_up = group.look_up(np.zeros(3, np.uint32), np.array([5, 6, 5]), insert=True)
-        >>> group.pooled(look_up, np.array([0, 3, 3]), None, mean=False)
-        array([[3., 3.],
-               [0., 0.]], dtype=float32)
+        See `cupyrec.nn.MultiTableEmbedding`.
         """
         out = self._empty(len(offsets) - 1, self.width)
         given = look_up.inverse, look_up.unseen, offsets, weights, mean, out
@@ -304,6 +302,8 @@ class Group(Shard):
         if look_up.remote is not None:
             route, own = look_up.remote
             self._coming.append((self.exchange.gradients(route, values), own))
+            if len(self._coming) > _PARTS:
+                self._arrive()
             return
         keys = look_up.keys
         if look_up.reached != self._reached:  # steps have come between, or another optimizer
@@ -311,6 +311,12 @@ class Group(Shard):
         self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids, squares))
         if len(self._pending) > _PARTS:  # of a table that no optimizer steps they would pile up
             self._pending = [summed(self.xp, self.width, self._pending)]
+
+    def _arrive(self) -> None:
+        """Wait for the gradients that come from other ranks."""
+        while self._coming:
+            received, own = self._coming.pop(0)
+            self.add_gradient(own, received())
 
     def gradients(self, l2: Any = None) -> RowGradients:
         """Return this step's gradients: of the rows looked up, with `dense_updates` of all rows.
@@ -324,9 +330,7 @@ class Group(Shard):
         --------
         See `add_gradient`.
         """
-        for received, own in self._coming:
-            self.add_gradient(own, received())
-        self._coming = []
+        self._arrive()
         self._pending = [summed(self.xp, self.width, self._pending)]
         return self._of_all_rows(self._pending[0], l2) if self.dense_updates else self._pending[0]
 

@@ -58,7 +58,7 @@ def all_reduce(ranks: Communicator, what: str, array: Any) -> Future:
     own = array[borders[ranks.rank] : borders[ranks.rank + 1]]
 
     def job() -> None:
-        parts = xp.empty((size, own.size), np.float32)
+        parts = devices.empty(xp, (size, own.size), np.float32)
         ranks.all_to_all(what, Transfer(array, lengths, parts.reshape(-1), [own.size] * size))
         rank_sum(parts, out=own)
         if (event := devices.event(xp)) is not None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from cupyrec import arrays
 
-__all__ = ["event", "pinned_like", "received"]
+__all__ = ["empty", "event", "pinned_like", "received"]
 
 
 def event(xp: ModuleType) -> Any:
@@ -25,6 +25,22 @@ def event(xp: ModuleType) -> Any:
     if arrays.name(xp) != "cuda":
         return None
     return xp.cuda.get_current_stream().record(xp.cuda.Event(block=True, disable_timing=True))
+
+
+def empty(xp: ModuleType, shape: Any, dtype: Any) -> Any:
+    """Return a new array that messages may be received into at once.
+
+    MPI heeds no stream, while a pool hands memory out again before kernels that use it have run.
+
+    Examples
+    --------
+    >>> empty(np, (2, 3), np.float32).shape
+    (2, 3)
+    """
+    made = xp.empty(shape, dtype)
+    if (given := event(xp)) is not None:
+        given.synchronize()
+    return made
 
 
 def pinned_like(array: Any) -> np.ndarray:

@@ -20,6 +20,7 @@ from cupyrec import arrays
 from cupyrec.ops.messages import CODECS, UNIT, decode, encode, sizes
 from cupyrec.ops.partition import partition
 from cupyrec.ops.reorder import take
+from cupyrec.parallel import devices
 from cupyrec.parallel.communicator import Communicator, Transfer
 
 __all__ = ["Exchange", "Route"]
@@ -140,7 +141,8 @@ class Exchange:
             one = np.ones(ranks.size, np.int64)
             ranks.all_to_all("counts", Transfer(sent, one, received, one))
             count = int(received.sum())
-            tables, ids = xp.empty(count, self.table_dtype), xp.empty(count, np.int64)
+            tables = devices.empty(xp, count, self.table_dtype)
+            ids = devices.empty(xp, count, np.int64)
             ranks.all_to_all(
                 "keys",
                 Transfer(own_tables, sent, tables, received),
