@@ -1,5 +1,6 @@
 """Training by several ranks, under mpirun: what one rank alone does, whatever their number."""
 
+import copy
 import itertools
 import threading
 
@@ -163,6 +164,50 @@ def test_ranks_that_start_from_other_parameters_are_refused() -> None:
         return
     with pytest.raises(ValueError, match="all ranks must start from the same parameters"):
         optim.SGD(model.parameters(), 0.1)
+
+
+def test_each_rank_imports_the_ids_that_it_owns() -> None:
+    tables = nn.MultiTableEmbedding(2, 4).train()
+    ids = np.arange(50)
+    vectors = np.tile(ids[:, None], 4).astype(np.float32)
+    for table in range(2):
+        tables.import_table(table, ids, vectors + table)
+    counts = RANKS.all_gather("rows", np.array([len(tables.group.store)]))
+    assert counts.sum() == 100
+    own = slice(R, R + 20)
+    got = tables(np.stack([ids[own], ids[own]], axis=1)).data
+    np.testing.assert_array_equal(got, np.stack([vectors[own], vectors[own] + 1], axis=1))
+    assert (RANKS.all_gather("rows", np.array([len(tables.group.store)])) == counts).all()
+    gone = RANKS.all_gather("deleted", np.array([tables.delete(0, ids[:10])]))
+    assert gone.sum() == 10
+
+
+def test_a_model_is_copied_in_the_middle_of_a_step() -> None:
+    model = model_of(RANKS, "fp16")
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    dense, ids, _ = log(2 * N)
+    ids, following = np.split(ids[R::N], 2)
+    model.prepare(following)
+    out = model(dense[R : R + 1], ids)
+    out.backward(np.ones(out.shape, np.float32))
+    group = copy.deepcopy(model).embedding.group
+    assert model.embedding.group.ahead is not None is group.ahead
+    own, other = model.embedding.group.gradients(), group.gradients()
+    np.testing.assert_array_equal(own.values, other.values)
+    optimizer.step()
+    model(dense[R : R + 1], following)
+
+
+def test_gradients_of_many_look_ups_do_not_pile_up() -> None:
+    embedding = nn.MultiTableEmbedding(1, 2, seed=1)
+    group = embedding.group
+    group.exchange = Exchange(RANKS, backward="fp16")  # something to do for one rank, too
+    for _ in range(18):
+        embedding(np.array([[7], [8]])).backward(np.ones((2, 1, 2), np.float32))
+    assert len(group._coming) <= 1 and len(group._pending) <= 17
+    gradients = group.gradients()
+    assert (gradients.values == 18 * N).all()
+    assert RANKS.all_gather("rows", np.array([len(gradients.ids)])).sum() == 2
 
 
 def test_checkpoints_of_all_ranks(tmp_path) -> None:

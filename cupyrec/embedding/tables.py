@@ -23,6 +23,9 @@ _LINES = 12
 class Tables:
     """Embedding tables with numbers, those of one width in one group.
 
+    Of several ranks each has the rows of the ids that it owns: what is told, exported and deleted
+    is of these.
+
     Parameters
     ----------
     num_tables : int
@@ -209,7 +212,8 @@ class Tables:
     def import_table(self, table: int, ids: Any, vectors: Any) -> None:
         """Give ids of a table these vectors; what they had before, state included, is forgotten.
 
-        Nothing changes if the input is refused. Gradients of the step are forgotten.
+        Nothing changes if the input is refused. Gradients of the step are forgotten. Of several
+        ranks each takes the ids that it owns, so that all are given the same.
 
         Parameters
         ----------

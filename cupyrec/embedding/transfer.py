@@ -10,6 +10,7 @@ import numpy as np
 from cupyrec import arrays, errors
 from cupyrec.embedding.group import Group
 from cupyrec.embedding.store import Rows
+from cupyrec.ops.partition import owners
 from cupyrec.ops.row_digest import row_digest
 from cupyrec.ops.unique_keys import unique_keys
 
@@ -92,7 +93,8 @@ def check_vectors(where: str, vectors: np.ndarray, dtype: str) -> None:
 def import_vectors(group: Group, tables: Any, ids: Any, vectors: Any) -> None:
     """Give keys these vectors, and the state of new rows; what a key had before is forgotten.
 
-    Nothing changes if the input is refused. This step's gradients are forgotten.
+    Nothing changes if the input is refused. This step's gradients are forgotten. Of several ranks
+    each takes the keys that it owns, and passes over the others.
 
     Parameters
     ----------
@@ -127,6 +129,9 @@ def import_vectors(group: Group, tables: Any, ids: Any, vectors: Any) -> None:
             f"{where}: a key must occur once, got id {keys.ids[u]} of table {keys.tables[u]} "
             f"{keys.offsets[u + 1] - keys.offsets[u]} times."
         )
+    if (ranks := group.exchange.ranks).size > 1:  # on another rank nobody would ask for them
+        own = owners(tables, ids, ranks.size) == ranks.rank
+        tables, ids, vectors = tables[own], ids[own], vectors[own]
     group.delete(*(arrays.copy_to(group.xp, a) for a in (tables, ids)))
     group.store.import_rows(Rows(tables, ids, vectors, {}))
 
