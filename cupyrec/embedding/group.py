@@ -276,11 +276,7 @@ class Group(Shard):
 
         Examples
         --------
-        >>> from cupyrec.embedding import Constant
-        >>> group = Group(InitialVectors(2, Constant(3.0), seed=1))
-        >>> look_up = group.look_up(np.zeros(2, np.uint32), np.array([5, 5]), insert=True)
-        >>> group.unique_vectors(look_up)
-        array([[3., 3.]], dtype=float32)
+        See `cupyrec.nn.EmbeddingMLP`.
         """
         return self.vectors(look_up._replace(inverse=self.xp.arange(look_up.rows.size)))
 
