@@ -74,10 +74,9 @@ def _say(error: object, code: int) -> int:
 
 
 def _fail(error: object, code: int) -> int:
-    _say(error, code)
     if (parallel := sys.modules.get("cupyrec.parallel")) is not None:
-        parallel.failed(error, code)  # other ranks may wait for this one
-    return code
+        parallel.failed(error, code)  # of several ranks: says so, and ends them all
+    return _say(error, code)
 
 
 def _seconds(text: str) -> float:

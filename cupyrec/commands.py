@@ -184,9 +184,7 @@ def data_synthetic(options: argparse.Namespace) -> None:
 
 def _print(result: dict[str, Any]) -> None:
     if world().rank == 0:
-        print(
-            json_line(result), flush=True
-        )  # a closed pipe shows here, not at the interpreter's end
+        print(json_line(result), flush=True)  # a closed pipe shows here, not at the end
 
 
 def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -386,7 +384,7 @@ def _set_device(options: argparse.Namespace) -> None:
     """
     ranks = world()
     if ranks.rank > 0:
-        logger.setLevel(logging.WARNING)
+        logger.setLevel(logging.ERROR)  # what all would warn of is told once
     try:
         arrays.module(options.device or "cuda")
         options.device = options.device or "cuda"

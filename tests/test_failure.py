@@ -45,7 +45,26 @@ def test_what_nobody_catches_ends_all_ranks(
 def test_the_command_ends_all_ranks_with_its_exit_code(tmp_path: Path) -> None:
     ended = job(tmp_path, "import cupyrec.cli; cupyrec.cli._fail(OSError('no file'), 3)")
     assert (ended.code, ended.seconds < 30) == (3, True)
-    assert "cupyrec: no file\nrank 1 of 2 failed after 'keys' (call 5) at step 3: " in ended.err
+    assert "rank 1 of 2 failed after 'keys' (call 5) at step 3: OSError: no file\n" in ended.err
+
+
+def test_what_all_ranks_fail_by_is_told_once(tmp_path: Path) -> None:
+    usage = "import cupyrec.cli; cupyrec.cli._fail(cupyrec.cli.UsageError('no option'), 2)"
+    ended = job(tmp_path, f"pass\n    {usage}")
+    assert (ended.code, ended.seconds < 30) == (2, True)
+    assert ended.err.count("no option") == 1
+    assert "rank 0 of 2 failed after 'keys' (call 5) at step 3: UsageError: no option" in ended.err
+    assert "rank 1 of 2 got SIGTERM after 'keys' (call 5) at step 3, failing by Usage" in ended.err
+
+
+def test_a_failure_is_told_where_it_happened(tmp_path: Path) -> None:
+    """And its exit code is the job's, though the other ranks fail as well."""
+    work = "lambda: 1 // (ranks.rank - 1)"
+    ended = job(tmp_path, f"pass\n    ranks.together('open', {work})")
+    assert ended.code == 1
+    assert "rank 1 of 2 failed after 'open' (call 6) at step 3: ZeroDivisionError" in ended.err
+    assert ended.err.count("Traceback") == 1
+    assert "OtherRankError: open" not in ended.err
 
 
 @pytest.mark.parametrize("context", ["contextlib.nullcontext()", "interruption()"])

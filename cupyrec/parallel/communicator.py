@@ -27,8 +27,9 @@ import numpy as np
 
 from cupyrec import arrays, timeline
 from cupyrec.parallel import devices, failure, watchdog
+from cupyrec.parallel.failure import OtherRankError
 
-__all__ = ["Communicator", "OtherRankError", "Transfer", "world"]
+__all__ = ["Communicator", "Transfer", "world"]
 
 _T = TypeVar("_T")
 #: What launchers tell their processes: Open MPI, PMIx, PMI, MPICH's Hydra, Slurm.
@@ -65,10 +66,6 @@ class Transfer:
     def received(self, rank: int) -> Any:
         """The place for a rank's rows."""
         return self.receive[self.of[rank] : self.of[rank + 1]]
-
-
-class OtherRankError(RuntimeError):
-    """Work that ranks do together has failed on another one, which says why."""
 
 
 class Communicator:

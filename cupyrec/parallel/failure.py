@@ -3,6 +3,7 @@
 The others would wait for it for ever: a rank that merely raises leaves them in their next
 collective. So whatever nobody catches, in any thread, ends all ranks. A rank that the launcher ends
 because of another says where it stood, from a thread of its own: the main thread may wait in C.
+What all fail by, wrong options say, rank 0 tells, and the others leave that to it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
@@ -21,10 +23,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from cupyrec.parallel.communicator import Communicator
 
-__all__ = ["Position", "abort", "deadline", "failed", "guard", "say"]
+__all__ = ["OtherRankError", "Position", "abort", "deadline", "failed", "guard", "say"]
 
 _PATIENCE = 5  # seconds that MPI may take to end the job, before this process ends itself
+_MOMENT = 1.0  # seconds that another rank gets to tell what it may know as well, or better
 _guarded: Communicator | None = None
+
+
+class OtherRankError(RuntimeError):
+    """Work that ranks do together has failed on another one, which says why."""
 
 
 class Position(NamedTuple):
@@ -119,9 +126,23 @@ def failed(error: object, code: int = 1) -> None:
     >>> failed(ValueError("no such file"))
     """
     if _guarded is not None:
-        if isinstance(error, BaseException):
-            error = "".join(traceback.format_exception_only(error)).strip()
-        abort(_guarded, f"{_name(_guarded)} failed {Position.of(_guarded)}: {error}", code)
+        _let_others_tell(_guarded, error)
+        _end_all(_guarded, error, code)
+
+
+def _let_others_tell(ranks: Communicator, error: object) -> None:
+    """Wait for a rank that fails by the same, or whose failure this one's is, to end all ranks."""
+    if isinstance(error, Exception):
+        seconds = 3 * _MOMENT if isinstance(error, OtherRankError) else _MOMENT * (ranks.rank > 0)
+        with ranks.busy(f"failing by {type(error).__name__}"):
+            time.sleep(seconds)
+
+
+def _end_all(ranks: Communicator, error: object, code: int) -> None:
+    if isinstance(error, BaseException):
+        text = "".join(traceback.format_exception_only(error)).strip()
+        error = text.removeprefix(f"{type(error).__module__}.")
+    abort(ranks, f"{_name(ranks)} failed {Position.of(ranks)}: {error}", code)
 
 
 def guard(ranks: Communicator) -> None:
@@ -136,8 +157,11 @@ def guard(ranks: Communicator) -> None:
     main, thread = sys.excepthook, threading.excepthook
 
     def main_failed(kind: type, error: BaseException, where: TracebackType | None) -> None:
+        if _guarded is not None:
+            _let_others_tell(ranks, error)
         main(kind, error, where)
-        failed(error, 130 if issubclass(kind, KeyboardInterrupt) else 1)
+        if _guarded is not None:
+            _end_all(ranks, error, 130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     def thread_failed(arguments: Any) -> None:
         thread(arguments)
