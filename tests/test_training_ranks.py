@@ -224,3 +224,23 @@ def test_checkpoints_of_all_ranks(tmp_path) -> None:
     for other in (again, alone):
         np.testing.assert_allclose(predict(other, log(30, seed=9)[:2]), expected, rtol=1e-6)
     RANKS.barrier("the end of the folder")
+
+
+def test_batches_are_normalized_by_one_rank_alone() -> None:
+    layer, x = nn.BatchNorm1d(3), np.ones((4, 3), np.float32)
+    if N == 1:
+        assert layer(x).shape == (4, 3)
+    else:
+        with pytest.raises(ValueError, match=f"training must be by one rank.*got {N} ranks"):
+            layer(x)
+    assert layer.eval()(x).shape == (4, 3)
+
+
+def test_a_loss_that_is_not_finite_is_refused_by_all_ranks() -> None:
+    dense, ids, labels = log(12)
+    dense[0, 0] = np.nan  # of rank 0
+    model = model_of(RANKS)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    batch = data.Batch(dense, ids, labels[:, None]).of_rank(R, N)
+    with pytest.raises(FloatingPointError, match="must be finite"):
+        training.train_step(model, batch, optimizer)

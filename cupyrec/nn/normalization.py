@@ -67,7 +67,8 @@ class BatchNorm1d(Module):
     Raises
     ------
     ValueError, TypeError
-        `features` is not a positive integer, `eps` below 0, or `momentum` not in [0, 1].
+        `features` is not a positive integer, `eps` below 0, or `momentum` not in [0, 1]. In
+        training: there are several ranks, whose batch it would have to know.
 
     Notes
     -----
@@ -96,6 +97,11 @@ class BatchNorm1d(Module):
         self.running_var = Buffer(np.ones(features, np.float32))
 
     def forward(self, x: Any) -> Any:
+        if self.training and self.ranks.size > 1:
+            raise ValueError(
+                "BatchNorm1d: training must be by one rank, whose rows are the whole batch, "
+                f"got {self.ranks.size} ranks."
+            )
         return batch_norm(
             x, self.weight, self.bias, self.running_mean, self.running_var,
             training=self.training, momentum=self.momentum, eps=self.eps,
