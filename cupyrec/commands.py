@@ -392,7 +392,7 @@ def _set_device(options: argparse.Namespace) -> None:
         if options.device:
             raise UsageError(f"--{error}") from None
         options.device = "cpu"
-    if options.device == "cuda":
+    if options.device == "cuda" and ranks.local_size > 1:
         arrays.use_gpu(ranks.local_rank)
         ranks.submit("device", lambda: arrays.use_gpu(ranks.local_rank)).result()
     threads = min(cupyrec.num_threads(), ranks.cores())

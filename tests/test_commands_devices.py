@@ -75,4 +75,4 @@ def test_a_run_in_mixed_precision(tmp_path, capsys, amp):
 def test_an_unknown_precision_is_wrong_usage(tmp_path, capsys):
     logs = trial.write_logs(tmp_path, rows=40)
     assert trial.train(logs, tmp_path / "run", "--amp", "half") == 2
-    assert "amp: must be one of " in capsys.readouterr().err
+    assert "--amp must be one of " in capsys.readouterr().err

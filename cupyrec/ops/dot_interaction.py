@@ -411,7 +411,7 @@ def dot_interaction(
     where = "dot_interaction"
     raw = [a if isinstance(a, RowVectors) else Function.operand(a) for a in (dense, sparse)]
     held = [a.held if isinstance(a, Tensor) else a for a in (sparse, dense) if a is not None]
-    arrays.namespace(where, held[0])
+    arrays.namespace(where, None if sparse is None else held[0])
     errors.dtype(where, "sparse", raw[1], np.float32, np.float64, *arrays.HALVES)
     if raw[0] is None:
         errors.axes(where, sparse=(raw[1], "B F D"))
