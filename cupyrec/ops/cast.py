@@ -113,7 +113,7 @@ def _launch(kernel: Kernel, x: Any, y: Any, rows: int, columns: int, stride: int
 
 
 _tables: dict[tuple, Any] = {}  # by what they hold
-_MOST_TABLES = 64
+_MOST_TABLES = 4096  # of a few hundred bytes; captured graphs read those of models in use
 
 
 def cast_matrices(xs: Sequence[Any], dtype: Any, last: Any = None) -> list[Any]:
@@ -159,7 +159,7 @@ def cast_matrices(xs: Sequence[Any], dtype: Any, last: Any = None) -> list[Any]:
     key = xp.__name__, rows
     if key not in _tables:
         if len(_tables) >= _MOST_TABLES:
-            _tables.clear()
+            del _tables[next(iter(_tables))]  # the oldest
         _tables[key] = arrays.copy_to(xp, np.array(rows, np.int64))
     pieces = flat.size // _PIECE
     _matrices(
