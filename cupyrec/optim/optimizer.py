@@ -351,10 +351,11 @@ class Optimizer(ABC):
         """The factor of all gradients; on a device an array, NaN where nothing may be updated."""
         scaler, on_cpu = self.scaler, self._xp is np
         before = scaler.skipped if scaler and on_cpu else 0
-        gradients = [*(g.values for g in rows if g.squares is None), *dense]
-        elsewhere = np.array([g.squares for g in rows if g.squares is not None], np.float64)
+        values = [g.values for g in rows if g.squares is None]
+        known = np.array([g.squares for g in rows if g.squares is not None], np.float64)
+        gradients, elsewhere = [*values, *dense], known
         if self.ranks.size > 1:  # dense gradients are the same everywhere by now, rows are not
-            gradients, (elsewhere, loss) = dense, self._of_all_ranks(rows, loss)
+            gradients, (elsewhere, loss) = dense, self._of_all_ranks(values, known, loss)
         scale = clip_scale(
             gradients, self.clip_norm, loss, scaling=scaler and scaler.scaling,
             elsewhere=elsewhere,
@@ -376,11 +377,15 @@ class Optimizer(ABC):
             raise FloatingPointError(f"{type(self).__name__}.step: {what} in step {self.t + 1}.")
         return scale
 
-    def _of_all_ranks(self, rows: list[RowGradients], loss: Any) -> tuple[np.ndarray, Any]:
+    def _of_all_ranks(
+        self, values: list[Any], known: np.ndarray, loss: Any
+    ) -> tuple[np.ndarray, Any]:
         """Each rank's sum of squares of its rows' gradients, and the sum of the losses."""
-        nothing, xp = self._xp.zeros(0, np.float32), self._xp
-        squares = sum_squares([nothing, *(g.values for g in rows)])
-        own = [arrays.to_host(squares).sum(), 0.0 if loss is None else float(loss)]
+        xp = self._xp
+        squares = known.sum()
+        if values:
+            squares += arrays.to_host(sum_squares(values)).sum()
+        own = [squares, 0.0 if loss is None else float(loss)]
         told = self.ranks.all_gather("norm", np.array(own))
         return told[:, 0], arrays.copy_to(xp, told[:, 1].sum(keepdims=True).astype(np.float32))
 
