@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from cupyrec import arrays, random
-from cupyrec.checkpoint_checks import check_unique
+from cupyrec.checkpoint_checks import check_share, check_unique
 from cupyrec.checkpoint_files import (
     new_folder,
     read_manifest,
@@ -28,7 +28,6 @@ from cupyrec.checkpoint_files import (
 from cupyrec.checkpoint_shards import (
     ShardWriter,
     catch_up_history,
-    check_shapes,
     divided,
     piece,
     read_rows,
@@ -37,7 +36,7 @@ from cupyrec.checkpoint_shards import (
 )
 from cupyrec.embedding import InitialVectors, Tables, export_rows
 from cupyrec.nn import FusedMLP, Module
-from cupyrec.ops.partition import owners
+from cupyrec.ops.partition import owners, shards_of
 from cupyrec.optim import Optimizer
 from cupyrec.parallel import Communicator
 
@@ -191,7 +190,8 @@ def load(
         aside.
     ranks : Communicator, optional
         Those that load it together, each the rows that it owns; by default the model's. They share
-        the reading for checks, and are left as they were if one of them finds fault.
+        the checks and read no more than the shards that may hold their rows: see
+        `cupyrec.ops.partition.shards_of`. All are left as they were if one of them finds fault.
 
     Raises
     ------
@@ -211,27 +211,38 @@ def load(
     'DLRM'
     """
     path, where, ranks = Path(path), "checkpoint.load", ranks or model.ranks
-    share, owned = slice(ranks.rank, None, ranks.size), None
+    owned = None
     if ranks.size > 1:
 
         def owned(tables: np.ndarray, ids: np.ndarray) -> np.ndarray:
             return owners(tables, ids, ranks.size) == ranks.rank
 
-    def check() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        manifest = verify(path, share)
-        dense = safetensors.load_file(path / "dense.safetensors")
+    def check() -> tuple[dict[str, Any], dict[str, np.ndarray], list[bool]]:
+        manifest = read_manifest(path)
         _check_fits(path, manifest, model, optimizer)
+        placed = check_share(path, manifest, ranks.rank, ranks.size)
+        dense = safetensors.load_file(path / "dense.safetensors")
         _check_states(path, manifest, dense, model, optimizer)
-        for entry in manifest["groups"]:
-            check_shapes(path, entry)
-            check_unique(path, entry, owned)
-        return manifest, dense
+        return manifest, dense, placed
 
-    manifest, dense = ranks.together(where, check)
+    manifest, dense, placed = ranks.together(where, check)
+    everyones = zip(*ranks.all_gather_json(where, placed), strict=True)
+    groups = []  # with the shards that this rank reads
+
+    def check_others() -> None:
+        for entry, placed in zip(manifest["groups"], everyones, strict=True):
+            if all(placed):
+                near = shards_of(ranks.rank, ranks.size, len(entry["shards"]))
+                entry = entry | {"shards": [entry["shards"][number] for number in near]}
+            else:
+                check_unique(path, entry, owned)
+            groups.append(entry)
+
+    ranks.together(where, check_others)
 
     def take() -> None:
         _load_dense(manifest, dense, model, optimizer)
-        for (_, group), entry in zip(model.named_groups(), manifest["groups"], strict=True):
+        for (_, group), entry in zip(model.named_groups(), groups, strict=True):
             initial = InitialVectors.from_dict(entry["initial"], group.width, entry["seed"])
             history = catch_up_history(entry, dense)
             group.clear()

@@ -1,4 +1,8 @@
-"""What must hold for a checkpoint: whole files, rows as many as it says, and each key once."""
+"""What must hold for a checkpoint: whole files, rows as many as it says, and each key once.
+
+Where each shard has keys of its owner alone, as ranks write them, no key is in two. So shards are
+looked at one by one, and ranks share them.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,19 @@ from typing import Any
 import numpy as np
 
 from cupyrec import cpu
-from cupyrec.checkpoint_files import verify
-from cupyrec.checkpoint_shards import Keys, Wanted, check_shapes, read_keys, rows_file
+from cupyrec.checkpoint_files import check_files, read_manifest
+from cupyrec.checkpoint_shards import (
+    Keys,
+    Wanted,
+    check_shapes,
+    read_keys,
+    rows_file,
+    shard_files,
+)
 from cupyrec.ops.hash_key import hash_key
+from cupyrec.ops.partition import owners
 
-__all__ = ["check", "check_unique"]
+__all__ = ["check", "check_share", "check_unique"]
 
 _KEYS = 1 << 25  # whose hashes are sorted at once
 _BLOCK = 4096  # keys hashed by one thread at a time
@@ -38,11 +50,78 @@ def check(path: str | os.PathLike) -> dict[str, Any]:
     ...     check(folder + "/checkpoint")["model"]
     'DLRM'
     """
-    manifest = verify(path)
-    for entry in manifest["groups"]:
-        check_shapes(Path(path), entry)
-        check_unique(Path(path), entry)
+    manifest = read_manifest(path)
+    placed = check_share(Path(path), manifest, 0, 1)
+    for entry, well in zip(manifest["groups"], placed, strict=True):
+        if not well:
+            check_unique(Path(path), entry)
     return manifest
+
+
+def check_share(folder: Path, manifest: dict[str, Any], rank: int, ranks: int) -> list[bool]:
+    """Check what is a rank's to check: some of the shards, and if it is the first all else.
+
+    Parameters
+    ----------
+    folder : path
+    manifest : dict
+        Of the checkpoint there.
+    rank, ranks : int
+
+    Returns
+    -------
+    list of bool
+        Of each group: whether these shards have keys of their owners alone. If all shards of all
+        ranks do, each key is there once, else `check_unique` must tell.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As `check`, for a key that is twice in a shard.
+
+    Examples
+    --------
+    >>> check_share(Path("folder"), {"files": {}, "groups": []}, rank=0, ranks=1)
+    []
+    """
+    own, others = set(), set()
+    for entry in manifest["groups"]:
+        share = _share(entry, rank, ranks)
+        for number, shard in enumerate(entry["shards"]):
+            files = own if number in share else others
+            files.update(shard_files(entry, shard["name"]))
+    check_files(
+        folder,
+        {
+            name: told
+            for name, told in manifest["files"].items()
+            if name in own or (rank == 0 and name not in others)
+        },
+    )
+    placed = []
+    for entry in manifest["groups"]:
+        share = _share(entry, rank, ranks)
+        check_shapes(folder, entry, slice(share.start, share.stop))
+        well = all(_are_owners(folder, entry, number) for number in share)
+        placed.append(well)
+        for shard in entry["shards"][share.start : share.stop] if well else ():
+            check_unique(folder, entry | {"shards": [shard]})
+    return placed
+
+
+def _share(entry: dict[str, Any], rank: int, ranks: int) -> range:
+    """Numbers of the shards that a rank checks: its own where there are as many as ranks."""
+    count = len(entry["shards"])
+    return range(count * rank // ranks, count * (rank + 1) // ranks)
+
+
+def _are_owners(folder: Path, entry: dict[str, Any], number: int) -> bool:
+    """Whether a shard has keys of its owner alone."""
+    count = len(entry["shards"])
+    shard = entry | {"shards": [entry["shards"][number]]}
+    return count == 1 or all(
+        (owners(keys.tables, keys.ids, count) == number).all() for keys in read_keys(folder, shard)
+    )
 
 
 @cpu.exact_loop

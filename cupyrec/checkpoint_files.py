@@ -21,7 +21,7 @@ from typing import Any
 from cupyrec import __version__, errors
 
 __all__ = [
-    "find_checkpoint", "new_folder", "read_manifest", "sync", "verify", "write_file",
+    "check_files", "find_checkpoint", "new_folder", "read_manifest", "sync", "verify", "write_file",
     "write_manifest",
 ]  # fmt: skip
 
@@ -174,14 +174,8 @@ def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
     return manifest
 
 
-def verify(path: str | os.PathLike, share: slice = slice(None)) -> dict[str, Any]:
-    """Read files of a checkpoint against their size and crc32; return the manifest.
-
-    Parameters
-    ----------
-    path : path
-    share : slice
-        Which of the files: all by default.
+def verify(path: str | os.PathLike) -> dict[str, Any]:
+    """Read every file of a checkpoint against its size and crc32; return the manifest.
 
     Raises
     ------
@@ -195,8 +189,26 @@ def verify(path: str | os.PathLike, share: slice = slice(None)) -> dict[str, Any
     See `write_manifest`.
     """
     manifest = read_manifest(path)
-    for name, expected in [*manifest["files"].items()][share]:
-        file = Path(path) / name
+    check_files(Path(path), manifest["files"])
+    return manifest
+
+
+def check_files(folder: Path, files: dict[str, dict[str, int]]) -> None:
+    """Read files against their size and crc32, which the manifest tells by name.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As `verify`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     check_files(Path(root), {"a": write_file(Path(root, "a"), b"b")})
+    """
+    for name, expected in files.items():
+        file = folder / name
         if not file.is_file():
             raise FileNotFoundError(f"checkpoint: '{file}' must exist, it is in the manifest.")
         if (size := file.stat().st_size) != expected["bytes"]:
@@ -208,7 +220,6 @@ def verify(path: str | os.PathLike, share: slice = slice(None)) -> dict[str, Any
                 f"checkpoint: '{file}' must have crc32 {expected['crc32']}, got {got}: "
                 "it is damaged."
             )
-    return manifest
 
 
 def _crc32(manifest: dict[str, Any]) -> int:

@@ -2,8 +2,8 @@
 
 GROUP.SHARD.*.npy     tables (N,), ids (N,), vectors (N, D), state.NAME (N, columns)
 
-SHARD is 00002-of-00008, say. A key (table, id) is in one shard; which it is doesn't matter to
-whoever loads them.
+SHARD is 00002-of-00008, say. A key (table, id) is in one shard: that of its owner among as many
+ranks, so that a rank finds its rows in few of them. Others load too, but every rank reads all keys.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cupyrec.ops.adam_history import AdamHistory
 __all__ = [
     "Keys", "ShardWriter", "Wanted", "catch_up_history", "check_shapes", "count_ids", "divided",
     "group_of", "piece", "read_keys", "read_rows", "row_bytes", "rows_file", "served",
-    "shard_name",
+    "shard_files", "shard_name",
 ]  # fmt: skip
 
 Wanted = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (tables, ids) -> (N,) bool
@@ -85,6 +85,17 @@ def rows_file(folder: Path, entry: dict[str, Any], shard: str, part: str) -> Pat
     'a%2Fb.00000-of-00001.ids.npy'
     """
     return folder / f"{quote(entry['name'], safe='')}.{shard}.{part}.npy"
+
+
+def shard_files(entry: dict[str, Any], shard: str) -> list[str]:
+    """Return the names of all files of one of a group's shards.
+
+    Examples
+    --------
+    >>> shard_files({"name": "g", "width": 1, "state": []}, "00000-of-00001")[0]
+    'g.00000-of-00001.tables.npy'
+    """
+    return [rows_file(Path(), entry, shard, part).name for part in _columns(entry)]
 
 
 def row_bytes(entry: dict[str, Any]) -> int:
@@ -264,8 +275,17 @@ class _Reader:
             yield Keys(self._shard["name"], first, self.read("tables", *at), self.read("ids", *at))
 
 
-def check_shapes(folder: Path, entry: dict[str, Any]) -> None:
+def check_shapes(folder: Path, entry: dict[str, Any], share: slice = slice(None)) -> None:
     """Raise unless the files of a group hold as many rows as its entry says, of such numbers.
+
+    Parameters
+    ----------
+    folder : path
+        The checkpoint's.
+    entry : dict
+        The group's in the manifest.
+    share : slice
+        Whose files among the shards are looked at.
 
     Raises
     ------
@@ -281,7 +301,7 @@ def check_shapes(folder: Path, entry: dict[str, Any]) -> None:
             f"checkpoint: shards of '{entry['name']}' in '{folder}' must have {entry['rows']} "
             f"rows together, got {total}."
         )
-    for shard in entry["shards"]:
+    for shard in entry["shards"][share]:
         with _Reader(folder, entry, shard) as reader:
             reader.check()
 

@@ -1,6 +1,5 @@
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -75,19 +74,6 @@ def test_sentences_of_damage(tmp_path):
         (tmp_path / "c" / "manifest.json").write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(ValueError, match="manifest.json' must be a manifest in JSON, got "):
             checkpoint.read_manifest(tmp_path / "c")
-
-
-def test_a_share_of_the_files(tmp_path):
-    checkpoint.save(tmp_path / "c", *trained())
-    names = list(checkpoint.read_manifest(tmp_path / "c")["files"])
-    assert len(names) == 6
-    (tmp_path / "c" / names[3]).unlink()
-    for rank in range(4):
-        if rank == 3:
-            with pytest.raises(FileNotFoundError, match=re.escape(names[3])):
-                checkpoint.verify(tmp_path / "c", slice(rank, None, 4))
-        else:
-            assert checkpoint.verify(tmp_path / "c", slice(rank, None, 4))["model"] == "DLRM"
 
 
 # Folders that appear whole

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_checkpoint import batch, dlrm, everything, trained
 
 import cupyrec
-from cupyrec import checkpoint, nn, optim
+from cupyrec import checkpoint, checkpoint_files, checkpoint_shards, nn, optim
 from cupyrec.ops.partition import owners
 from cupyrec.parallel import Communicator, OtherRankError
 
@@ -157,6 +157,79 @@ def test_tables_are_the_same_whatever_the_shards(keys, counts, seed):
         checkpoint.load(path, fresh, again)
         assert len(fresh.group.store) == len(layer.group.store)
         assert fresh.digest() == layer.digest()
+
+
+def with_adam(model):
+    return model, optim.Adam(model.parameters(), 0.1)
+
+
+@pytest.fixture
+def reading(monkeypatch):
+    """Files and bytes that were read since: a dict that each part of the code adds to."""
+    told = {"opened": set(), "rows": 0, "keys": 0, "checked": 0}
+    opening, read = checkpoint_shards._Reader._open, checkpoint_shards._Reader.read
+    checked = checkpoint_files._file_crc32
+
+    def note_open(reader, part):
+        told["opened"].add(f"{reader._shard['name']}")
+        return opening(reader, part)
+
+    def note_read(reader, part, *at):
+        rows = read(reader, part, *at)
+        told["keys" if part in ("tables", "ids") else "rows"] += rows.nbytes
+        return rows
+
+    def note_check(file):
+        told["checked"] += file.stat().st_size
+        return checked(file)
+
+    monkeypatch.setattr(checkpoint_shards._Reader, "_open", note_open)
+    monkeypatch.setattr(checkpoint_shards._Reader, "read", note_read)
+    monkeypatch.setattr(checkpoint_files, "_file_crc32", note_check)
+    return told
+
+
+@pytest.mark.parametrize(("saved", "loading"), [(8, 8), (8, 4), (8, 3), (4, 8), (1, 4), (8, 1)])
+def test_ranks_read_the_shards_that_have_their_rows(saved, loading, tmp_path, reading):
+    model, optimizer = trained(ids=range(400))
+    assert save_together(tmp_path / "c", parts(model, optimizer, saved, tmp_path)) == [None] * saved
+    entry, files = (checkpoint.read_manifest(tmp_path / "c")[key] for key in ("groups", "files"))
+    sizes = [shard["rows"] for shard in entry[0]["shards"]]
+    state = checkpoint_shards.row_bytes(entry[0]) - 12
+    checked = 0
+    for rank in range(loading):
+        near = range(rank * saved // loading, -(-(rank + 1) * saved // loading))
+        own = range(rank * saved // loading, (rank + 1) * saved // loading)
+        reading.update(opened=set(), rows=0, keys=0, checked=0)
+        checkpoint.load(tmp_path / "c", *with_adam(dlrm()), ranks=Thread(rank, loading))
+        assert {int(name[:5]) for name in reading["opened"]} == {*near, *own}
+        assert reading["rows"] == sum(sizes[shard] for shard in near) * state
+        # Keys: to see whose they are, to see that they are there once, and with their rows.
+        times = sum(sizes[shard] for shard in own) * (2 if saved > 1 else 1)
+        assert reading["keys"] == 12 * (times + sum(sizes[shard] for shard in near))
+        checked += reading["checked"]
+    assert checked == sum(told["bytes"] for told in files.values())
+
+
+def test_shards_that_are_none_of_owners_load(tmp_path):
+    model, optimizer = trained(ids=range(40))
+    built = parts(model, optimizer, 4, tmp_path)
+    assert save_together(tmp_path / "c", built[1:] + built[:1]) == [None] * 4
+    for count in (1, 2, 3, 4, 8):
+        several = [with_adam(dlrm()) for _ in range(count)]
+        assert not any(isinstance(e, Exception) for e in load_together(tmp_path / "c", several))
+        assert save_together(tmp_path / str(count), several) == [None] * count
+        fresh, again = with_adam(dlrm())
+        checkpoint.load(tmp_path / str(count), fresh, again)
+        assert fresh.embedding.digest() == model.embedding.digest()
+    # With a key that is there twice, in shards which two ranks check.
+    store = built[3][0].embedding.group.store
+    built[0][0].embedding.group.store.import_rows(store.export_rows(0, 1))
+    assert save_together(tmp_path / "d", built[1:] + built[:1]) == [None] * 4
+    results = load_together(tmp_path / "d", built)
+    text = sorted(str(error) for error in results)
+    assert "must be there once, got it in row 0 of" in text[0]
+    assert all(type(error) in (ValueError, OtherRankError) for error in results)
 
 
 def test_a_rank_that_fails_fails_all_and_nothing_stands(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cupyrec import arrays
 from cupyrec.ops.hash_key import hash_key
-from cupyrec.ops.partition import owners, partition
+from cupyrec.ops.partition import owners, partition, shards_of
 
 TABLES, IDS = np.zeros(3, np.uint32), np.arange(3)
 
@@ -38,6 +38,19 @@ def on(xp, *given):
 def test_owner_in_pythons_integers(table, key, ranks):
     (got,) = owners(np.array([table], np.uint32), np.array([key]), ranks)
     assert got == owner(table, key, ranks)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 1024), st.integers(1, 1024))
+def test_shards_of_a_rank_are_those_that_have_its_keys(h, ranks, shards):
+    owner, shard = h * ranks >> 32, h * shards >> 32
+    for rank in range(ranks):
+        near = shards_of(rank, ranks, shards)
+        assert rank != owner or shard in near
+        # The range begins and ends with shards that have hashes of the rank.
+        first, last = -(-(rank << 32) // ranks), -(-((rank + 1) << 32) // ranks) - 1
+        assert (first * ranks >> 32, last * ranks >> 32) == (rank, rank)
+        assert (near[0], near[-1]) == (first * shards >> 32, last * shards >> 32)
+    assert shards_of(owner, ranks, ranks) == range(owner, owner + 1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 40, 1024])

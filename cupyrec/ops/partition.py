@@ -22,7 +22,7 @@ from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.hash_key import check_keys
 
-__all__ = ["Partition", "owners", "partition"]
+__all__ = ["Partition", "owners", "partition", "shards_of"]
 
 _MOST = 1024  # ranks, whose counts a block keeps in shared memory
 _KEYS = 1 << 14  # a tile of the CPU loops
@@ -155,6 +155,21 @@ def owners(tables: Any, ids: Any, ranks: int) -> Any:
 
     cpu.parallel(tile, count, _KEYS)
     return out
+
+
+def shards_of(rank: int, ranks: int, shards: int) -> range:
+    """Return in which of so many shards, one of each owner of as many, a rank's keys may be.
+
+    An owner has a range of hashes: these are the shards whose ranges meet the rank's, its own alone
+    of as many shards as ranks.
+
+    Examples
+    --------
+    >>> [shards_of(rank, 4, shards=6) for rank in range(4)]
+    [range(0, 2), range(1, 3), range(3, 5), range(4, 6)]
+    """
+    first, stop = (-(-(r << 32) // ranks) for r in (rank, rank + 1))  # upper 32 bits of hashes
+    return range(first * shards >> 32, ((stop - 1) * shards >> 32) + 1)
 
 
 def partition(tables: Any, ids: Any, ranks: int) -> Partition:
