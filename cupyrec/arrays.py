@@ -7,12 +7,11 @@ picks its loops or kernels by the module of its arrays; there is no global switc
 from __future__ import annotations
 
 import contextlib
-import functools
+import logging
 import math
 import mmap
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -20,10 +19,11 @@ import ml_dtypes
 import numpy as np
 
 __all__ = [
-    "DEVICES", "HALVES", "address", "bits", "check_current", "copy_to", "device", "empty",
-    "is_float", "module", "name", "namespace", "pages",
-    "second_stream", "stream", "to_host", "use_gpu",
+    "DEVICES", "HALVES", "address", "bits", "check_current", "choose_gpu", "copy_to", "device",
+    "empty", "is_float", "module", "name", "namespace", "pages", "stream", "to_host",
 ]  # fmt: skip
+
+logger = logging.getLogger("cupyrec")
 
 DEVICES = ("cpu", "cuda", "sim")
 HALVES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
@@ -113,6 +113,8 @@ def module(device: str) -> ModuleType:
     try:
         import cupy
 
+        if _wished is not None:
+            _use_chosen(cupy.cuda)
         capability = int(cupy.cuda.Device().compute_capability)
     except Exception as error:  # no package, no driver, no GPU: CuPy raises many types
         raise RuntimeError(
@@ -240,65 +242,41 @@ def to_host(array: Any) -> np.ndarray:
     return array.get() if device(array) in ("cuda", "sim") else np.asarray(array)
 
 
-def use_gpu(number: int) -> None:
-    """Make a GPU this thread's current one; numbers beyond the last begin anew.
+def choose_gpu(number: int, users: int) -> None:
+    """Let this process work on a GPU of its own, of those that it sees; beyond the last begin anew.
+
+    CuPy is not loaded for that: whoever first asks for ``cuda`` makes it its thread's current one,
+    unless another than the first is already.
+
+    Parameters
+    ----------
+    number : int
+        Of this process, among those that see the same GPUs.
+    users : int
+        How many these are. If GPUs are fewer, the first one says so in the log.
 
     Examples
     --------
-    >>> use_gpu(1)  # doctest: +SKIP
+    >>> choose_gpu(0, 1)
     """
-    cuda = module("cuda").cuda
-    cuda.Device(number % cuda.runtime.getDeviceCount()).use()
+    global _wished
+    _wished = number, users
+    if "cupy" in sys.modules:
+        with contextlib.suppress(RuntimeError):  # there is no GPU
+            module("cuda")
 
 
-@contextlib.contextmanager
-def second_stream(xp: ModuleType) -> Iterator[Callable[..., contextlib.AbstractContextManager]]:
-    """Within this context work may go to a second stream, beside that of the current one.
-
-    Yields a function: within ``with second(*arrays)`` launches go to the second stream, which does
-    them when the current one has done all it has been given before. At the end of the outer context
-    the current stream waits for the second; until then `arrays` are held, since CuPy's pool would
-    give their memory, once freed, to the current stream's next array.
-
-    Examples
-    --------
-    >>> from cupyrec import sim
-    >>> x, y = sim.ones(3, np.float32), sim.empty(3, np.float32)
-    >>> with second_stream(sim) as second:
-    ...     with second(x):
-    ...         _ = x.sum(axis=0, keepdims=True, out=y[:1])
-    ...     _ = x.sum(axis=0, keepdims=True, out=y[1:2])
-    >>> y[:2]
-    array([3., 3.], dtype=float32)
-    """
-    here, there = xp.cuda.get_current_stream(), _second(xp, xp.cuda.Device().id)
-    held: list[Any] = []
-
-    @contextlib.contextmanager
-    def second(*arrays: Any) -> Iterator[None]:
-        held.extend(arrays)
-        _wait(xp, there, here)
-        there.use()
-        try:
-            yield
-        finally:
-            here.use()
-
-    try:
-        yield second
-    finally:
-        _wait(xp, here, there)
-        held.clear()
+_wished: tuple[int, int] | None = None  # what `choose_gpu` was told
 
 
-@functools.cache
-def _second(xp: ModuleType, device: int) -> Any:
-    return xp.cuda.Stream(non_blocking=True)  # a blocking one takes turns with the null stream
-
-
-def _wait(xp: ModuleType, stream: Any, other: Any) -> None:
-    """Let what a stream is given from now on start after all that another has by now."""
-    stream.wait_event(other.record(xp.cuda.Event(disable_timing=True)))
+def _use_chosen(cuda: ModuleType) -> None:
+    global _wished
+    (number, users), count = _wished, cuda.runtime.getDeviceCount()
+    _wished = None
+    if cuda.Device().id == 0:
+        cuda.Device(number % count).use()
+    if users > count and number == 0:
+        logger.warning("%d ranks share %d GPU%s of their host", users, count, "s" * (count > 1))
 
 
 class _Pool:

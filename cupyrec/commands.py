@@ -378,12 +378,8 @@ def _load(options: argparse.Namespace, *, labels: bool) -> tuple[cupyrec.nn.Modu
 
 
 def _set_device(options: argparse.Namespace) -> None:
-    """Choose the device: what was asked for, else the GPU if there is one.
-
-    Of several ranks of a host each takes another GPU, and its share of the cores.
-    """
-    ranks = world()
-    if ranks.rank > 0:
+    """Choose the device: what was asked for, else the GPU if there is one."""
+    if world().rank > 0:
         logger.setLevel(logging.ERROR)  # what all would warn of is told once
     try:
         arrays.module(options.device or "cuda")
@@ -392,11 +388,8 @@ def _set_device(options: argparse.Namespace) -> None:
         if options.device:
             raise UsageError(f"--{error}") from None
         options.device = "cpu"
-    if options.device == "cuda" and ranks.local_size > 1:
-        arrays.use_gpu(ranks.local_rank)
-        ranks.submit("device", lambda: arrays.use_gpu(ranks.local_rank)).result()
-    threads = min(cupyrec.num_threads(), ranks.cores())
-    cupyrec.set_num_threads(options.threads or threads)
+    if options.threads:
+        cupyrec.set_num_threads(options.threads)
 
 
 def _log_device(options: argparse.Namespace) -> None:

@@ -37,7 +37,7 @@ from cupyrec.loop_cache import LoopCache
 
 __all__ = [
     "exact_inline", "exact_loop", "has", "loop", "num_threads", "parallel", "pointer", "prefetch",
-    "prefetch_far", "serial_blas", "set_num_threads",
+    "prefetch_far", "serial_blas", "set_num_threads", "share_cores",
 ]  # fmt: skip
 
 logger = logging.getLogger("cupyrec")
@@ -137,10 +137,18 @@ def _quota(root: Path = Path("/")) -> float:
     return min(quotas)
 
 
+def _told_threads() -> int | None:
+    """The number that the environment tells, if it tells one."""
+    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        with contextlib.suppress(KeyError, ValueError):
+            if (threads := int(os.environ[name])) >= 1:
+                return threads
+    return None
+
+
 def _initial_threads() -> int:
-    with contextlib.suppress(KeyError, ValueError):
-        if (threads := int(os.environ["OMP_NUM_THREADS"])) >= 1:
-            return threads
+    if (threads := _told_threads()) is not None:
+        return threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return math.ceil(min(cores or 1, _quota()))
 
@@ -148,6 +156,7 @@ def _initial_threads() -> int:
 _TURNS = 2000  # before a thread sleeps
 _yield_core = types.ExternalFunction("sched_yield", types.int32())
 _threads = _initial_threads()
+_chosen = _told_threads() is not None  # by the user, who knows best
 _serial_lock, _serial, _before = threading.Lock(), 0, ()  # of `serial_blas`
 
 
@@ -177,8 +186,9 @@ def _blas() -> ThreadpoolController:
 def num_threads() -> int:
     """Return the number of threads that CPU ops use.
 
-    At first that is the environment's ``OMP_NUM_THREADS``, else the number of cores that this
-    process may run on, or as many as its control group's CPU quota fills, if they are fewer.
+    At first that is the environment's ``OMP_NUM_THREADS`` or ``NUMBA_NUM_THREADS``, else the number
+    of cores that this process may run on, or as many as its control group's CPU quota fills, if
+    they are fewer; of several ranks of a host each takes its share, see `share_cores`.
 
     Examples
     --------
@@ -204,8 +214,30 @@ def set_num_threads(threads: int) -> None:
     1
     >>> set_num_threads(before)
     """
+    global _threads, _chosen
+    _threads, _chosen = errors.positive("set_num_threads", "threads", threads), True
+
+
+def share_cores(cores: int, processes: int) -> None:
+    """Use at most so many threads from now on, unless their number was chosen.
+
+    Parameters
+    ----------
+    cores : int
+        This process's share of the host's.
+    processes : int
+        That share them, and the CPU quota of their control group.
+
+    Examples
+    --------
+    >>> before = num_threads()
+    >>> share_cores(before, 1)
+    >>> num_threads() == before
+    True
+    """
     global _threads
-    _threads = errors.positive("set_num_threads", "threads", threads)
+    if not _chosen:
+        _threads = max(1, int(min(_threads, cores, _quota() / processes)))
 
 
 @exact_loop

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -191,7 +190,6 @@ def main() -> None:
     parser.add_argument("case", type=json.loads)
     options = parser.parse_args()
     ranks = world()
-    cupyrec.set_num_threads(min(os.cpu_count() or 1, ranks.cores()))
     result = PARTS[options.part](ranks, options.case)
     if ranks.rank == 0:
         print(json.dumps(result))

@@ -41,16 +41,23 @@ def job(
 ) -> Ended:
     """Let `culprit` do `fault` after the third step's "keys", when the others go on to "rows"."""
     moment = folder / "moment"
+    text = _PROGRAM.format(fault=fault, culprit=culprit, context=context, moment=str(moment))
+    ended = launch(folder, text, ranks)
+    return Ended(ended.returncode, ended.stdout, ended.stderr, time.time() - moment.stat().st_mtime)
+
+
+def launch(
+    folder: Path, text: str, ranks: int, *options: str, **environment: str
+) -> subprocess.CompletedProcess:
+    """Run a Python program on several ranks."""
     program = folder / "program.py"
-    program.write_text(
-        _PROGRAM.format(fault=fault, culprit=culprit, context=context, moment=str(moment))
-    )
-    ended = subprocess.run(
-        [Path(sys.executable).with_name("mpirun"), "-n", str(ranks), "--oversubscribe",
+    program.write_text(text)
+    return subprocess.run(
+        [Path(sys.executable).with_name("mpirun"), "-n", str(ranks), "--oversubscribe", *options,
          sys.executable, program],
         env=os.environ
         | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        | environment,
         capture_output=True, timeout=120, encoding="utf-8", errors="replace", check=False,
     )  # fmt: skip
-    return Ended(ended.returncode, ended.stdout, ended.stderr, time.time() - moment.stat().st_mtime)

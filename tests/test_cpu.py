@@ -74,11 +74,29 @@ def test_quota_where_there_are_no_control_groups(tmp_path):
 def test_threads_at_first(monkeypatch, variable, quota, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5, 7})
     monkeypatch.setattr(cpu, "_quota", lambda: quota)
+    monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
     if variable is None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     else:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     assert cpu._initial_threads() == threads
+    if variable != "3":
+        monkeypatch.setenv("NUMBA_NUM_THREADS", "6")
+        assert cpu._initial_threads() == (1 if variable == "1" else 6)
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "threads"), [(4, 2, 4), (9, 2, 6), (9, 3, 4), (1, 9, 1), (0, 99, 1)]
+)
+def test_a_share_of_cores_and_quota(monkeypatch, cores, processes, threads):
+    monkeypatch.setattr(cpu, "_quota", lambda: 12.5)
+    monkeypatch.setattr(cpu, "_threads", 8)
+    monkeypatch.setattr(cpu, "_chosen", False)
+    cpu.share_cores(cores, processes)
+    assert cpu.num_threads() == threads
+    cpu.set_num_threads(7)
+    cpu.share_cores(cores, processes)
+    assert cpu.num_threads() == 7  # the user's own
 
 
 @cpu.loop

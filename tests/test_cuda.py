@@ -9,10 +9,11 @@ import numpy as np
 import oracle
 import pytest
 
-from cupyrec import arrays, cublaslt, sim
+from cupyrec import cublaslt, sim
 from cupyrec.kernel import Geometry, Kernel
 from cupyrec.ops.relu_dropout import relu_dropout
 from cupyrec.sim import heap
+from cupyrec.streams import second_stream
 
 f32 = np.float32
 X = np.arange(12, dtype=f32).reshape(3, 4)
@@ -184,7 +185,7 @@ def test_a_stream_that_forks_off_is_part_of_the_graph():
 
     def work():
         x.fill(2)
-        with arrays.second_stream(sim) as second:
+        with second_stream(sim) as second:
             with second():
                 sim.add(x, 1, out=y)
                 with pytest.raises(RuntimeError, match="wait for the device"):

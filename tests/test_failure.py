@@ -1,9 +1,11 @@
 """A rank that fails ends the job within 30 s, and all ranks say where they stood."""
 
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,21 +14,21 @@ from job import job
 from cupyrec.parallel import Communicator, failed, failure, world
 from cupyrec.parallel.failure import Position
 
-OTHER = "rank 0 of 2 got SIGTERM in 'rows' (call 6) at step 3"
+OTHER = "rank 0 of 2 got SIGTERM in 'rows' (call 7) at step 3"
 
 
 @pytest.mark.parametrize(
     ("fault", "code", "cause"),
     [
-        ("raise ValueError('of a kind')", 1, "after 'keys' (call 5) at step 3: ValueError: of a"),
-        ("raise KeyboardInterrupt", 130, "after 'keys' (call 5) at step 3: KeyboardInterrupt"),
+        ("raise ValueError('of a kind')", 1, "after 'keys' (call 6) at step 3: ValueError: of a"),
+        ("raise KeyboardInterrupt", 130, "after 'keys' (call 6) at step 3: KeyboardInterrupt"),
         (
             "threading.Thread(target=lambda: 1 / 0).start(); time.sleep(60)", 1,
-            "after 'keys' (call 5) at step 3: ZeroDivisionError: division by zero",
+            "after 'keys' (call 6) at step 3: ZeroDivisionError: division by zero",
         ),
         (
             "ranks.submit('dense', lambda: 1 / 0).result()", 1,
-            "after 'dense' (call 6) at step 3: ZeroDivisionError: division by zero",
+            "after 'dense' (call 7) at step 3: ZeroDivisionError: division by zero",
         ),
     ],
 )  # fmt: skip
@@ -45,7 +47,7 @@ def test_what_nobody_catches_ends_all_ranks(
 def test_the_command_ends_all_ranks_with_its_exit_code(tmp_path: Path) -> None:
     ended = job(tmp_path, "import cupyrec.cli; cupyrec.cli._fail(OSError('no file'), 3)")
     assert (ended.code, ended.seconds < 30) == (3, True)
-    assert "rank 1 of 2 failed after 'keys' (call 5) at step 3: OSError: no file\n" in ended.err
+    assert "rank 1 of 2 failed after 'keys' (call 6) at step 3: OSError: no file\n" in ended.err
 
 
 def test_what_all_ranks_fail_by_is_told_once(tmp_path: Path) -> None:
@@ -53,8 +55,8 @@ def test_what_all_ranks_fail_by_is_told_once(tmp_path: Path) -> None:
     ended = job(tmp_path, f"pass\n    {usage}")
     assert (ended.code, ended.seconds < 30) == (2, True)
     assert ended.err.count("no option") == 1
-    assert "rank 0 of 2 failed after 'keys' (call 5) at step 3: UsageError: no option" in ended.err
-    assert "rank 1 of 2 got SIGTERM after 'keys' (call 5) at step 3, failing by Usage" in ended.err
+    assert "rank 0 of 2 failed after 'keys' (call 6) at step 3: UsageError: no option" in ended.err
+    assert "rank 1 of 2 got SIGTERM after 'keys' (call 6) at step 3, failing by Usage" in ended.err
 
 
 def test_a_failure_is_told_where_it_happened(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_a_failure_is_told_where_it_happened(tmp_path: Path) -> None:
     work = "lambda: 1 // (ranks.rank - 1)"
     ended = job(tmp_path, f"pass\n    ranks.together('open', {work})")
     assert ended.code == 1
-    assert "rank 1 of 2 failed after 'open' (call 6) at step 3: ZeroDivisionError" in ended.err
+    assert "rank 1 of 2 failed after 'open' (call 7) at step 3: ZeroDivisionError" in ended.err
     assert ended.err.count("Traceback") == 1
     assert "OtherRankError: open" not in ended.err
 
@@ -125,5 +127,20 @@ def test_a_deadline_ends_the_process_whatever_python_does() -> None:
             signal.sigwait([signal.SIGUSR1])
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 256
-    with failure.deadline(60):
+    for seconds in (60, math.inf):
+        with failure.deadline(seconds):
+            pass
+
+
+def test_a_deadline_says_what_was_not_done(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(tmp_path / "told", os.O_WRONLY | os.O_CREAT), 2)
+        with failure.deadline(0.1, "too late"):
+            time.sleep(60)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 256
+    assert (tmp_path / "told").read_text() == "too late\n"
+    with failure.deadline(0.1, "too late"):
         pass
+    time.sleep(0.3)

@@ -23,7 +23,7 @@ MAX_LINES = 450
 # Lower never imports higher; "cupyrec" is the namespace of cupyrec/__init__.py.
 LAYERS = (
     "errors < loop_cache < cpu < cublaslt_library nvrtc < sim < arrays"
-    " < huge_pages interruption random kernel scratch cublaslt timeline"
+    " < huge_pages interruption random kernel scratch cublaslt streams timeline"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
     " checkpoint_import checkpoint_reshard checkpoint_shards config data inference metrics"

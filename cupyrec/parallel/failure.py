@@ -27,6 +27,7 @@ __all__ = ["OtherRankError", "Position", "abort", "deadline", "failed", "guard",
 
 _PATIENCE = 5  # seconds that MPI may take to end the job, before this process ends itself
 _MOMENT = 1.0  # seconds that another rank gets to tell what it may know as well, or better
+_EVER = 1e9  # seconds, which clocks can count
 _guarded: Communicator | None = None
 
 
@@ -84,20 +85,32 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """End this process, saying where its threads are, unless the context ends in so many seconds.
+def deadline(seconds: float, message: str = "") -> Iterator[None]:
+    """End this process with a message unless the context ends in so many seconds; inf: never.
 
-    Python need not run for that: MPI may hold its lock.
+    A moment later it ends even if Python can't run, since a library holds its lock, and says where
+    its threads are; without a message, at once.
 
     Examples
     --------
-    >>> with deadline(60):
+    >>> with deadline(60, "not done within a minute"):
     ...     pass
     """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+
+    def end() -> None:
+        say(message)
+        os._exit(1)
+
+    seconds = min(seconds, _EVER)
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    if message:
+        timer.start()
+    faulthandler.dump_traceback_later(seconds + _MOMENT * bool(message), exit=True, file=2)
     try:
         yield
     finally:
+        timer.cancel()
         faulthandler.cancel_dump_traceback_later()
 
 
