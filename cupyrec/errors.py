@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "at_least_0", "axes", "columns", "count", "dtype", "naming", "number", "positive", "rate",
-    "vectors",
+    "at_least_0", "axes", "columns", "count", "dtype", "naming", "number", "positive", "rank",
+    "rate", "vectors",
 ]  # fmt: skip
 
 
@@ -176,6 +176,22 @@ def positive(where: str, name: str, value: Any) -> int:
     ValueError: FusedMLP: 'in_features' must be at least 1, got 0.
     """
     return count(where, name, value, least=1)
+
+
+def rank(where: str, rank: Any, ranks: Any) -> tuple[int, int]:
+    """Return the number of a rank, and how many there are, as ints; ValueError or TypeError else.
+
+    Examples
+    --------
+    >>> rank("TSV.of_rank", 2, 2)
+    Traceback (most recent call last):
+        ...
+    ValueError: TSV.of_rank: 'rank' must be less than 2, got 2.
+    """
+    rank, ranks = count(where, "rank", rank), positive(where, "ranks", ranks)
+    if rank >= ranks:
+        raise ValueError(f"{where}: 'rank' must be less than {ranks}, got {rank}.")
+    return rank, ranks
 
 
 def rate(where: str, name: str, value: Any) -> float:

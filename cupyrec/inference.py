@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -177,6 +178,7 @@ def dataset_of(model: Module, data: Any) -> Any:
             f"got {type(data).__name__}."
         )
     ranks = model.ranks
-    if ranks.size == 1 or isinstance(data, RankSlices):
+    if ranks.size == 1:
         return data
-    return RankSlices(data, ranks.rank, ranks.size)
+    of_rank = getattr(data, "of_rank", functools.partial(RankSlices, data))
+    return of_rank(ranks.rank, ranks.size)

@@ -12,6 +12,7 @@ import cupyrec
 from cupyrec import autograd, nn, optim
 from cupyrec.data import Arrays, RankSlices
 from cupyrec.inference import dataset_of, logits_of
+from cupyrec.parallel import Communicator, Exchange
 
 
 @pytest.mark.parametrize("first", [0, 1000])
@@ -97,5 +98,21 @@ def test_what_is_data():
     model = small()
     slices = RankSlices(Arrays(*trial.planted(10)), 0, 2)
     assert dataset_of(model, slices) is slices
+    # Of several ranks: by the data's own way if it has one, else of whole batches.
+    ranks = Communicator()
+    ranks.rank, ranks.size = 1, 3
+    model = small()
+    model.embedding.group.exchange = Exchange(ranks)
+
+    class Own:
+        def batches(self, size, *, skip=0):
+            yield from Arrays(*trial.planted(10)).batches(size, skip=skip)
+
+    for data in (trial.planted(10), Own(), slices):
+        (batch,) = dataset_of(model, data).batches(10)
+        assert (batch.first, len(batch), batch.total) == (3, 3, 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Own, "of_rank", lambda self, *rank: rank, raising=False)
+        assert dataset_of(model, Own()) == (1, 3)
     with pytest.raises(TypeError, match="data: must be a dataset .* got int"):
         dataset_of(model, 3)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from cupyrec.data import TSV, Column, Schema, criteo_schema, tsv
+from cupyrec.data import TSV, Column, Schema, criteo_schema, lines
 
 MISSING = -(2**63)
 LABEL = Column("label", "label")
@@ -104,7 +104,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(tsv, "_BLOCK", 5)
+    monkeypatch.setattr(lines, "_BLOCK", 5)
 
 
 # Values
@@ -188,15 +188,15 @@ def read(folder: Path, contents: list[bytes], block: int, **arguments) -> TSV:
     for number, content in enumerate(contents):
         paths.append(folder / f"{number}.tsv")
         paths[-1].write_bytes(content)
-    tsv._BLOCK = block
+    lines._BLOCK = block
     return TSV(paths, ALL, **arguments)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    block = tsv._BLOCK
+    block = lines._BLOCK
     yield tmp_path_factory.mktemp("tsv")
-    tsv._BLOCK = block
+    lines._BLOCK = block
 
 
 @given(
@@ -264,7 +264,7 @@ def test_a_line_may_be_longer_than_a_block(write, small_blocks):
 
 
 def test_a_line_without_end_is_refused(write, small_blocks, monkeypatch):
-    monkeypatch.setattr(tsv, "_LONGEST_LINE", 100)
+    monkeypatch.setattr(lines, "_LONGEST_LINE", 100)
     path = write("1\tx\n" * 3 + "1\t" + "x" * 500)
     with pytest.raises(ValueError, match=r"clicks.tsv, line 4: a line must have at most 100 bytes"):
         rows(TSV(path, Schema((LABEL, WORD))), 2)
@@ -280,7 +280,7 @@ def test_a_line_without_end_is_refused(write, small_blocks, monkeypatch):
     ("a.tsv.gz", lambda text: gzip.compress(text[:9]) + gzip.compress(text[9:])),
 ])  # fmt: skip
 def test_compressed(write, monkeypatch, block, name, compress):
-    monkeypatch.setattr(tsv, "_BLOCK", block)
+    monkeypatch.setattr(lines, "_BLOCK", block)
     content = b"".join(b"%d\t%x\n" % (i % 2, i) for i in range(1000))
     got = rows(TSV(write(compress(content), name), Schema((LABEL, CODE))), 64)
     assert got == [(i % 2, [], [i]) for i in range(1000)]
@@ -388,7 +388,7 @@ def test_bytes_that_are_no_text_are_shown(write):
 
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_line_numbers_after_skipped_lines_blocks_and_files(write, monkeypatch, caplog, size):
-    monkeypatch.setattr(tsv, "_BLOCK", 11)
+    monkeypatch.setattr(lines, "_BLOCK", 11)
     first = write("1\ta\n" + "bad\n" + "0\tb\n" * 20 + "1\n" + "1\tc\n", "first.tsv")
     second = write("1\ta\nx\ta\n", "second.tsv")
     data = TSV([first, second], Schema((LABEL, CODE)), on_error="skip")

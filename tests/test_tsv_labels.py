@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from test_tsv import CODE, LABEL, SIZE, WORD, expected_rows, rows
 
-from cupyrec.data import TSV, Schema, tsv
+from cupyrec.data import TSV, Schema, lines
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_without_labels_their_column_is_not_looked_at(write):
 
 @pytest.mark.parametrize("block", [5, 1 << 20])
 def test_files_without_labels_lack_their_column_or_fill_it(write, monkeypatch, block):
-    monkeypatch.setattr(tsv, "_BLOCK", block)
+    monkeypatch.setattr(lines, "_BLOCK", block)
     schema = Schema((WORD, LABEL, SIZE, CODE))
     bare = write("a\t0\tff\r\nb\t\t\n", "bare.tsv")
     full = write("c\t\t-1\t1\nd\tx\t1\t2\n", "full.tsv")

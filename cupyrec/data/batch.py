@@ -8,7 +8,7 @@ import numpy as np
 
 from cupyrec import arrays
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "share_of"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,7 +71,18 @@ class Batch:
         >>> [(part.first, len(part), part.total) for part in map(batch.of_rank, range(2), [2] * 2)]
         [(0, 2, 5), (2, 3, 5)]
         """
-        first, stop = (len(self) * r // ranks for r in (rank, rank + 1))
+        first, stop = share_of(len(self), rank, ranks)
         columns = (self.dense, self.ids, self.labels)
         rows = (None if c is None else c[first:stop] for c in columns)
         return Batch(*rows, self.first + first, self.total)
+
+
+def share_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the numbers of a rank's first row, and of that behind its last one.
+
+    Examples
+    --------
+    >>> share_of(5, 0, 2), share_of(5, 1, 2)
+    ((0, 2), (2, 5))
+    """
+    return rows * rank // ranks, rows * (rank + 1) // ranks

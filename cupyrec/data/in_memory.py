@@ -8,6 +8,7 @@ import numpy as np
 
 from cupyrec import errors
 from cupyrec.data.batch import Batch
+from cupyrec.data.rank_slices import RankSlices
 
 __all__ = ["Arrays"]
 
@@ -61,6 +62,22 @@ class Arrays:
         self._labels = None if labels is None else _labels(np.asarray(labels), ids)
         self.num_dense = dense.shape[1]
         self.num_tables = ids.shape[1]
+
+    def of_rank(self, rank: int, ranks: int) -> RankSlices:
+        """Return the dataset for one of several ranks: its rows of each batch, see `Batch.of_rank`.
+
+        Raises
+        ------
+        ValueError, TypeError
+            No such rank.
+
+        Examples
+        --------
+        >>> part = Arrays(None, np.arange(7)[:, None]).of_rank(1, 2)
+        >>> [batch.ids.ravel().tolist() for batch in part.batches(4)]
+        [[2, 3], [5, 6]]
+        """
+        return RankSlices(self, rank, ranks)
 
     def batches(self, batch_size: int, *, skip: int = 0) -> Iterator[Batch]:
         """Iterate once over all rows, in batches of `batch_size`; the last may be smaller.

@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from cupyrec import errors
 from cupyrec.data.batch import Batch
 
 __all__ = ["RankSlices"]
 
 
 class RankSlices:
-    """A rank's rows of each batch of a dataset, as many as those of the others, or one more.
+    """A rank's rows of each batch of any dataset, as many as those of the others, or one more.
 
-    Every rank reads all rows, so that a batch is the same for any number of ranks, and that all see
-    as many batches: one without rows for this rank too.
+    Every rank makes whole batches and takes its rows of them, so that a batch is the same for any
+    number of ranks, and that all see as many batches: one without rows for this rank too. Where
+    that costs more than a view, a dataset has a way of its own: see `TSV.of_rank`.
 
     Parameters
     ----------
     dataset : dataset
         The same on every rank.
     rank, ranks : int
+
+    Raises
+    ------
+    ValueError, TypeError
+        No such rank.
 
     Examples
     --------
@@ -32,7 +39,18 @@ class RankSlices:
     """
 
     def __init__(self, dataset: Any, rank: int, ranks: int) -> None:
-        self.dataset, self.rank, self.ranks = dataset, rank, ranks
+        self.rank, self.ranks = errors.rank("RankSlices", rank, ranks)
+        self.dataset = dataset
+
+    def of_rank(self, rank: int, ranks: int) -> RankSlices:
+        """Return those of another rank.
+
+        Examples
+        --------
+        >>> RankSlices([], 0, 2).of_rank(1, 2).rank
+        1
+        """
+        return RankSlices(self.dataset, rank, ranks)
 
     def batches(self, batch_size: int, *, skip: int = 0) -> Iterator[Batch]:
         """Iterate once over the batches, of `batch_size` rows of all ranks together.

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from cupyrec import errors
 from cupyrec.data import fields
-from cupyrec.data.batch import Batch
+from cupyrec.data.batch import Batch, share_of
+from cupyrec.data.lines import Lines, batched, read_lines
 from cupyrec.data.schema import Column, Schema
 
 __all__ = ["TSV"]
 
 logger = logging.getLogger("cupyrec")
-
-_BLOCK = 1 << 20  # bytes asked of a file at a time
-_LONGEST_LINE = 1 << 26  # a file without newlines is not read into memory as a whole
 
 _RULES = {  # by encoding, else kind
     "label": "the label must be 0 or 1",
@@ -34,7 +33,7 @@ _ENCODINGS = {"hex": fields.HEX, "integer": fields.INTEGER, "string": fields.STR
 class TSV:
     """Rows of delimited text files, plain or compressed (``.gz``, ``.zst``), in order.
 
-    Files are streamed: a block of text and a batch are in memory. A line ends with ``\\n`` or
+    Files are streamed: a batch and its text are in memory. A line ends with ``\\n`` or
     ``\\r\\n``, quotes have no meaning, and an empty field is a missing value. Numbers are read
     as float64, transformed, and rounded to float32.
 
@@ -48,7 +47,8 @@ class TSV:
         file may lack that column: it does if its first line has one column fewer than the schema,
         and then every line of it must.
     on_error : {"raise", "skip"}
-        What to do at a malformed line: raise, or skip and count it.
+        What to do at a malformed line: raise, or skip and count it. Which rows a batch has then
+        hangs on what lines say, so that every rank reads all of them.
 
     Attributes
     ----------
@@ -110,6 +110,37 @@ class TSV:
         self.num_tables = schema.num_tables
         self.skipped = 0
         self._first_skipped = ""
+        self._rank, self._ranks = 0, 1
+        self._layouts = [_layout(schema.columns, schema, labels)]
+        if not labels:
+            others = [column for column in schema.columns if column.kind != "label"]
+            self._layouts.append(_layout(others, schema, labels))
+
+    def of_rank(self, rank: int, ranks: int) -> TSV:
+        """Return the dataset for one of several ranks: its rows of each batch, see `Batch.of_rank`.
+
+        It looks for newlines in all lines, but reads those of its rows alone, and so raises for
+        those alone.
+
+        Raises
+        ------
+        ValueError, TypeError
+            No such rank.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> schema = Schema([Column("item", "categorical", "integer")])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "items.tsv")
+        ...     _ = path.write_text("1\\n2\\n3\\n4\\n5\\n")
+        ...     part = TSV(path, schema, labels=False).of_rank(1, 2)
+        ...     [(batch.ids.ravel().tolist(), batch.first) for batch in part.batches(4)]
+        [([3, 4], 2), ([5], 0)]
+        """
+        part = copy.copy(self)
+        part._rank, part._ranks = errors.rank("TSV.of_rank", rank, ranks)
+        return part
 
     def batches(self, batch_size: int, *, skip: int = 0) -> Iterator[Batch]:
         """Iterate once over all rows, in batches of `batch_size`; the last may be smaller.
@@ -118,7 +149,7 @@ class TSV:
         ----------
         batch_size : int
         skip : int
-            Number of leading batches to pass over.
+            Number of leading batches to pass over; where malformed lines raise, unread.
 
         Yields
         ------
@@ -128,52 +159,55 @@ class TSV:
         batch_size = errors.positive("TSV.batches", "batch_size", batch_size)
         if skip < 0:
             raise ValueError(f"TSV.batches: 'skip' must be at least 0, got {skip}.")
-        return self._epoch(batch_size, skip)
+        return (self._strict if self.on_error == "raise" else self._lenient)(batch_size, skip)
 
-    def _epoch(self, size: int, skip: int) -> Iterator[Batch]:
-        delimiter = ord(self.schema.delimiter)
-        batch, row = self._allocate(size), 0
+    def _strict(self, size: int, skip: int) -> Iterator[Batch]:
+        """Each line is a row, so which are a rank's is known before any is read."""
         self.skipped = 0
+        blocks = (lines for path in self.paths for lines in read_lines(path))
+        for batch in batched(blocks, size, skip=skip):
+            total = sum(map(len, batch))
+            first, stop = share_of(total, self._rank, self._ranks)
+            arrays, row, at = self._allocate(stop - first), 0, 0
+            for lines in batch:
+                own = lines.part(max(first - at, 0), max(stop - at, 0))
+                before, at = row, at + len(lines)
+                row, column = self._parse(own, arrays, row)
+                if column >= 0:
+                    raise ValueError(self._sentence(own.part(row - before), column))
+            yield self._batch(arrays, row, first, total)
+
+    def _lenient(self, size: int, skip: int) -> Iterator[Batch]:
+        """Malformed lines are no rows, so which are a rank's is known when all are read."""
+        arrays, row = self._allocate(size), 0
+        self.skipped, passed = 0, 0
         for path in self.paths:
-            line, rows = 1, 0
-            for buffer, end in _blocks(path):
-                if line == 1:
-                    columns = self._columns(buffer[: buffer.index(b"\n")])
-                    table = _parse_table(columns, self.schema, self.labels)
-                data, at = np.frombuffer(buffer, np.uint8, end), 0
-                while at < end:
-                    first = row
-                    at, row, column = fields.parse(data, at, delimiter, table, row, *batch)
-                    rows += row - first
-                    line += row - first
+            unread = True
+            for lines in read_lines(path):
+                while len(lines):
+                    before = row
+                    row, column = self._parse(lines, arrays, row)
+                    unread &= row == before
+                    lines = lines.part(row - before)
                     if column >= 0:
-                        stop = buffer.index(b"\n", at)
-                        self._malformed(path, line, buffer[at:stop], columns, column)
-                        at, line = stop + 1, line + 1
+                        if not self.skipped:
+                            self._first_skipped = self._sentence(lines, column)
+                        self.skipped += 1
+                        lines = lines.part(1)
                     elif row == size:
-                        if skip > 0:
-                            skip -= 1
-                        else:
-                            yield self._batch(batch, size)
-                            batch = self._allocate(size)
+                        passed += 1
+                        if passed > skip:
+                            yield self._batch(arrays, row).of_rank(self._rank, self._ranks)
+                            arrays = self._allocate(size)
                         row = 0
-            if rows == 0:
-                what = "malformed lines alone" if line > 1 else "an empty file"
-                raise ValueError(f"{path}: must have at least one row, got {what}.")
-        if row and skip <= 0:
-            yield self._batch(batch, row)
+            if unread:
+                raise ValueError(f"{path}: must have at least one row, got malformed lines alone.")
+        if row and passed >= skip:
+            yield self._batch(arrays, row).of_rank(self._rank, self._ranks)
         if self.skipped:
             logger.warning(
                 "skipped %d malformed lines, the first: %s", self.skipped, self._first_skipped
             )
-
-    def _columns(self, first_line: bytearray) -> list[Column]:
-        """Return the columns of a file: the schema's, or all of them but the label."""
-        columns = list(self.schema.columns)
-        width = first_line.count(self.schema.delimiter.encode()) + 1
-        if not self.labels and width == len(columns) - 1:
-            columns = [column for column in columns if column.kind != "label"]
-        return columns
 
     def _allocate(self, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return (
@@ -182,25 +216,28 @@ class TSV:
             np.empty((size, 1), np.float32),
         )
 
-    def _batch(self, arrays: tuple[np.ndarray, np.ndarray, np.ndarray], rows: int) -> Batch:
+    def _batch(
+        self, arrays: tuple[np.ndarray, ...], rows: int, first: int = 0, total: int = -1
+    ) -> Batch:
         dense, ids, labels = (array[:rows] for array in arrays)
-        return Batch(dense, ids, labels if self.labels else None)
+        return Batch(dense, ids, labels if self.labels else None, first, total)
 
-    def _malformed(
-        self, path: Path, line: int, text: bytearray, columns: list[Column], column: int
-    ) -> None:
-        """Raise, or count, a line that could not be read at `column`."""
-        if self.on_error == "raise":
-            raise ValueError(self._sentence(path, line, text, columns, column))
-        if not self.skipped:
-            self._first_skipped = self._sentence(path, line, text, columns, column)
-        self.skipped += 1
+    def _layout_of(self, lines: Lines) -> _Layout:
+        """The columns of a file: the schema's, or all of them but the label."""
+        width = lines.header.count(self.schema.delimiter.encode()) + 1
+        return self._layouts[-1 if width == len(self._layouts[-1].columns) else 0]
 
-    def _sentence(
-        self, path: Path, line: int, text: bytearray, columns: list[Column], column: int
-    ) -> str:
-        texts = text.split(self.schema.delimiter.encode())
-        where, width = f"{path}, line {line}, column", len(texts)
+    def _parse(self, lines: Lines, arrays: tuple[np.ndarray, ...], row: int) -> tuple[int, int]:
+        """Read lines into rows from `row` on; return the next one, and a column as `fields.parse`
+        does, if its line is malformed."""
+        delimiter, layout = ord(self.schema.delimiter), self._layout_of(lines)
+        return fields.parse(lines.text, 0, delimiter, layout.table, row, *arrays)[1:]
+
+    def _sentence(self, lines: Lines, column: int) -> str:
+        """What is wrong with the first of these lines."""
+        columns = self._layout_of(lines).columns
+        texts = lines.part(0, 1).text.tobytes()[:-1].split(self.schema.delimiter.encode())
+        where, width = f"{lines.path}, line {lines.number}, column", len(texts)
         if width != len(columns):
             name = repr(columns[width].name) if width < len(columns) else len(columns) + 1
             return f"{where} {name}: a line must have {len(columns)} columns, got {width}."
@@ -211,8 +248,14 @@ class TSV:
         return f"{where} {columns[column].name!r}: {rule}, got {value!r}."
 
 
-def _parse_table(columns: list[Column], schema: Schema, labels: bool) -> np.ndarray:
-    """Return the (C, 4) table that tells `fields.parse` what to do with each column."""
+class _Layout(NamedTuple):
+    """Columns of a file, and the (C, 4) table that tells `fields.parse` what to do with each."""
+
+    columns: Sequence[Column]
+    table: np.ndarray
+
+
+def _layout(columns: Sequence[Column], schema: Schema, labels: bool) -> _Layout:
     tables, dense = schema.table_names, 0
     rows = []
     for column in columns:
@@ -226,48 +269,4 @@ def _parse_table(columns: list[Column], schema: Schema, labels: bool) -> np.ndar
             rows.append((fields.LABEL, 0, 0, -1))
         else:
             rows.append((fields.IGNORE, 0, 0, -1))
-    return np.array(rows, np.int64)
-
-
-def _blocks(path: Path) -> Iterator[tuple[bytearray, int]]:
-    """Yield a file's text as (buffer, size): whole lines that end with a newline alone.
-
-    What is in the buffer is good until the next one is asked for.
-    """
-    buffer, filled, lines = bytearray(_BLOCK), 0, 0
-    with pa.input_stream(path, compression="detect") as stream:
-        while got := _read(stream, memoryview(buffer)[filled:], path):
-            filled += got
-            size = buffer.rfind(b"\n", 0, filled) + 1
-            if size:
-                yield _without_returns(buffer, size)
-                lines += buffer.count(b"\n", 0, size)
-                buffer[: filled - size] = buffer[size:filled]
-                filled -= size
-            elif filled > _LONGEST_LINE:
-                raise ValueError(
-                    f"{path}, line {lines + 1}: a line must have at most {_LONGEST_LINE} bytes, "
-                    f"got more."
-                )
-            if filled == len(buffer):
-                buffer = buffer + bytes(filled)  # not +=: who reads still holds the old one
-    if filled:
-        yield _without_returns(buffer[:filled] + b"\n", filled + 1)
-
-
-def _without_returns(buffer: bytearray, size: int) -> tuple[bytearray, int]:
-    """Make each ``\\r\\n`` a ``\\n``."""
-    if buffer.find(b"\r", 0, size) >= 0:
-        buffer = buffer[:size].replace(b"\r\n", b"\n")
-        size = len(buffer)
-    return buffer, size
-
-
-def _read(stream: pa.NativeFile, buffer: memoryview, path: Path) -> int:
-    """Read into `buffer`; return the number of bytes, 0 at the end of the file."""
-    try:
-        return stream.readinto(buffer)
-    except OSError as error:
-        if error.errno is not None:  # the system's, not the codec's
-            raise
-        raise ValueError(f"{path}: must be a whole {path.suffix} file, got: {error}.") from None
+    return _Layout(columns, np.array(rows, np.int64))
