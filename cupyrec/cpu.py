@@ -32,7 +32,7 @@ from numba.core import cgutils, codegen, config, event
 from numba.extending import intrinsic
 from threadpoolctl import LibController, ThreadpoolController
 
-from cupyrec import errors
+from cupyrec import activity, errors
 from cupyrec.loop_cache import LoopCache
 
 __all__ = [
@@ -165,17 +165,18 @@ def _say_compiling() -> None:
     logger.info("compiling the CPU loops, once on this machine (about 15 s)")
 
 
-class _SayCompiling(event.Listener):
-    """Tell the user why the first step takes seconds."""
+class _Compiling(event.Listener):
+    """Tell the user why the first step takes seconds, and other ranks that this one gets on."""
 
     def on_start(self, _event: event.Event) -> None:
+        activity.begin("compiling")
         _say_compiling()
 
     def on_end(self, _event: event.Event) -> None:
-        pass
+        activity.end("compiling")
 
 
-event.register("numba:compile", _SayCompiling())
+event.register("numba:compile", _Compiling())
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyrec import arrays, nvrtc, scratch
+from cupyrec import activity, arrays, nvrtc, scratch
 
 __all__ = [
     "Geometry", "Kernel", "KernelFault", "blocks", "folder", "source", "vector_width",
@@ -321,7 +321,8 @@ class Kernel:
         if key not in self._compiled:
             options = (_STANDARD, *(f"-D{name}={value}" for name, value in macros.items()))
             text = f'#line 1 "kernels/{self.file}"\n{source(self.file)}'
-            function = cupy.RawModule(code=text, options=options).get_function(self.name)
+            with activity.during("compiling"):
+                function = cupy.RawModule(code=text, options=options).get_function(self.name)
             limit = device.attributes["MaxSharedMemoryPerBlockOptin"] - function.shared_size_bytes
             function.max_dynamic_shared_size_bytes = limit
             self._compiled[key] = function, limit

@@ -20,6 +20,8 @@ from typing import Any
 import numba
 from numba.core import caching
 
+from cupyrec import activity
+
 __all__ = ["LoopCache"]
 
 _PATIENCE = 120.0  # seconds that another process may take to compile a loop
@@ -102,7 +104,8 @@ class LoopCache(caching.FunctionCache):
                 try:
                     return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    time.sleep(_PAUSE)
+                    with activity.during("compiling"):  # in that process
+                        time.sleep(_PAUSE)
 
     def _leave_lock(self) -> None:
         if self._lock is not None:

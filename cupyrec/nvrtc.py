@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from cupyrec import activity
+
 __all__ = [
     "CompileError", "Resources", "cache_folder", "compile_options", "ptx", "ptxas", "version",
 ]  # fmt: skip
@@ -139,7 +141,8 @@ def ptx(
     text = _kept(cached)
     if text is not None:
         return text
-    text, log = _compile(source, every, file)
+    with activity.during("compiling"):
+        text, log = _compile(source, every, file)
     if log:
         logger.warning("%s", log)
     else:

@@ -23,7 +23,7 @@ from cupyrec.interruption import interruption
 from cupyrec.nn import Module
 from cupyrec.ops.bce_with_logits import bce_with_logits
 from cupyrec.optim import Adagrad, Optimizer
-from cupyrec.parallel import Communicator, Exchange
+from cupyrec.parallel import Exchange
 from cupyrec.progress import Clock, Progress
 from cupyrec.run_folder import RunFolder
 
@@ -165,7 +165,7 @@ def fit(
             batches = train.batches(batch_size, skip=progress.batch)
             clock.start()
             with contextlib.closing(prefetch(batches)) as batches:
-                for batch, following in _with_following(_moved(batches, model.device), ranks):
+                for batch, following in _with_following(_moved(batches, model.device)):
                     last = following is None
                     wished = ranks.any("interruption", bool(interrupted))
                     ranks.step = progress.step + 1
@@ -342,19 +342,12 @@ def _moved(batches: Iterator[Batch], device: str) -> Iterator[Batch]:
     return (batch.to(device) for batch in batches)
 
 
-def _with_following(
-    batches: Iterator[Batch], ranks: Communicator
-) -> Iterator[tuple[Batch, Batch | None]]:
+def _with_following(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
     """Yield each batch, and the one that follows: what an epoch's end asks for is done at once
     with its last step, so that a checkpoint never stands between the two."""
-
-    def read() -> Batch | None:
-        with ranks.busy("reading"):
-            return next(batches, None)
-
-    batch = read()
+    batch = next(batches, None)
     while batch is not None:
-        following = read()
+        following = next(batches, None)
         yield batch, following
         batch = following
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 _PROGRAM = """
 import contextlib, os, signal, sys, threading, time
+from cupyrec import activity
 from cupyrec.interruption import interruption
 from cupyrec.parallel import Communicator, world
 Communicator.stall_timeout = 2.0

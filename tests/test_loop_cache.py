@@ -61,7 +61,7 @@ def package(tmp_path):
     (tmp_path / "cupyrec").mkdir()
     (tmp_path / "cupyrec/inner.py").write_text(INNER)
     (tmp_path / "cupyrec/outer.py").write_text(OUTER)
-    for name in ("cpu.py", "errors.py", "loop_cache.py"):
+    for name in ("activity.py", "cpu.py", "errors.py", "loop_cache.py"):
         shutil.copy(source / name, tmp_path / "cupyrec")
     (tmp_path / "cupyrec/__init__.py").touch()
     home = tmp_path / "home"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from job import job
+from job import job, launch
 
 from cupyrec.parallel.failure import Position
 from cupyrec.parallel.watchdog import Watchdog
@@ -57,6 +57,62 @@ def test_whoever_is_busy_gets_on_and_all_end_well(tmp_path: Path) -> None:
     assert ended.out.count("is through") == 2
 
 
+def program(of_0: str, of_1: str, more: str = "") -> str:
+    """Two ranks that do this before the rest of the step."""
+    return f"""
+import os, signal, time
+import numpy as np
+from numba.core import event
+from cupyrec import activity
+from cupyrec.parallel import Communicator, all_reduce, world
+Communicator.stall_timeout = 2.0
+ranks = world()
+{more}
+if ranks.rank == 0:
+    {of_0}
+else:
+    {of_1}
+print("rank", ranks.rank, "is through")
+"""
+
+
+COMPILING = "event.trigger_event('numba:compile')"
+
+
+def test_a_rank_that_compiles_gets_on_whatever_it_waits_for(tmp_path: Path) -> None:
+    """Its call of before waits for the other, which is not there yet."""
+    of_1 = f"ahead = ranks.any('keys', False)\n    with {COMPILING}: time.sleep(7)"
+    text = program("time.sleep(7); ranks.any('keys', False).result()", of_1)
+    ended = launch(tmp_path, text, 2)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.count("is through") == 2
+
+
+def test_a_rank_that_is_stopped_while_it_compiles_ends_the_job(tmp_path: Path) -> None:
+    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
+    ended = job(tmp_path, f"with activity.during('compiling'): time.sleep(3); {stop}")
+    assert ended.code == 1
+    assert ended.seconds < 3 + 2 + 15
+    assert "rank 1: after 'keys' (call 6) at step 3, compiling, silent for " in ended.err
+
+
+def test_sums_are_compiled_by_the_thread_that_asks(tmp_path: Path) -> None:
+    """It takes longer than the timeout, and others must hear of it."""
+    slow = """
+module = __import__("sys").modules["cupyrec.parallel.all_reduce"]
+rank_sum = module.rank_sum
+def compiled(*given, **options):
+    module.rank_sum = rank_sum
+    with activity.during("compiling"):
+        time.sleep(7)
+    return rank_sum(*given, **options)
+x = np.ones(100, np.float32)
+"""
+    reduce = "all_reduce(ranks, 'gradients', x).result(); assert (x == 2).all()"
+    ended = launch(tmp_path, program(reduce, f"module.rank_sum = compiled; {reduce}", slow), 2)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def verdict(dog: Watchdog, seconds: int, *beats: tuple) -> str | None:
     """Of a dog that hears the same every second."""
     told = None
@@ -92,6 +148,12 @@ def test_a_rank_that_falls_silent_while_busy_does_not_get_on() -> None:
     assert verdict(dog, 20, (0, ROWS), (1, KEYS._replace(doing="saving"))) is None
     told = verdict(dog, 12, (0, ROWS))
     assert "  rank 1: after 'keys' (call 7) at step 3, saving, silent for 12 s" in told
+
+
+def test_what_needs_no_other_rank_is_progress_whatever_the_call_waits_for() -> None:
+    dog = Watchdog(0, 2)
+    assert verdict(dog, 20, (0, ROWS), (1, ROWS._replace(doing="compiling", alone=True))) is None
+    assert "compiling, silent for 12 s" in verdict(dog, 12, (0, ROWS))
 
 
 def test_a_rank_that_waits_for_others_is_not_busy() -> None:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from cupyrec import errors
+from cupyrec import activity, errors
 
 __all__ = ["prefetch"]
 
@@ -94,7 +94,8 @@ class _Reader:
     def take(self) -> tuple[object, BaseException | None]:
         with self.changed:
             while not self.items:
-                self.changed.wait()
+                with activity.during("reading"):
+                    self.changed.wait()
             self.changed.notify_all()
             return self.items.popleft()
 

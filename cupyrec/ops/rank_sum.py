@@ -22,12 +22,13 @@ _STRIP = 2048  # what of it stays in the L1 cache
 
 
 @cpu.exact_loop
-def _rank_sum_cpu(parts, out):
-    for start in range(0, out.size, _STRIP):
-        strip = out[start : start + _STRIP]
-        strip[:] = parts[0, start : start + _STRIP]
+def _rank_sum_cpu(parts, out, first, end):
+    for start in range(first, end, _STRIP):
+        stop = min(start + _STRIP, end)
+        strip = out[start:stop]
+        strip[:] = parts[0, start:stop]
         for n in range(1, parts.shape[0]):
-            part = parts[n, start : start + _STRIP]
+            part = parts[n, start:stop]
             for i in range(strip.size):
                 strip[i] += part[i]
 
@@ -79,5 +80,5 @@ def rank_sum(parts: Any, out: Any = None) -> Any:
         vector = vector_width(length, parts, out)
         _sum(parts, ranks, out, length, macros={"VECTOR": vector}, L=length, vector=vector)
     else:
-        cpu.parallel(lambda i, j: _rank_sum_cpu(parts[:, i:j], out[i:j]), length, _NUMBERS)
+        cpu.parallel(lambda i, j: _rank_sum_cpu(parts, out, i, j), length, _NUMBERS)
     return out

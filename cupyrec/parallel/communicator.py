@@ -152,7 +152,7 @@ class Communicator:
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """Within this context this rank counts as alive, however long it makes no call.
+        """Within this context this rank counts as alive, but for its time in calls.
 
         Examples
         --------

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cupyrec import activity
+
 if TYPE_CHECKING:
     from cupyrec.parallel.communicator import Communicator
 
@@ -50,6 +52,7 @@ class Position(NamedTuple):
     inside: bool
     doing: str  # besides calls: what it may take long at
     ended: bool  # by itself: it makes no more calls
+    alone: bool = False  # whether some of that needs no other rank, whatever the call waits for
 
     @classmethod
     def of(cls, ranks: Communicator) -> Position:
@@ -61,8 +64,14 @@ class Position(NamedTuple):
         >>> print(Position.of(Communicator()))
         before any call at step 0
         """
-        doing = ", ".join(dict.fromkeys(ranks.doing))
-        return cls(ranks.step, ranks.calls, ranks.last, ranks.now is not None, doing, False)
+        alone, inside = activity.now(), ranks.now is not None
+        doing = ", ".join(dict.fromkeys([*ranks.doing, *alone]))
+        return cls(ranks.step, ranks.calls, ranks.last, inside, doing, False, bool(alone))
+
+    @property
+    def gets_on(self) -> bool:
+        """Whether it does, though none of this changes for long."""
+        return self.alone or bool(self.doing and not self.inside)  # else it may wait for others
 
     def __str__(self) -> str:
         call = f"{'in' if self.inside else 'after'} '{self.name}' (call {self.calls})"

@@ -17,7 +17,6 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba.core import event
 
 from cupyrec.parallel.failure import Position, abort, deadline, failed
 
@@ -73,7 +72,7 @@ class Watchdog:
         if self._stands.get(rank) != stand:
             self._stands[rank], self._moved[rank] = stand, self._clock
             self._news = True
-        if stand.doing and not stand.inside:  # else it may wait for others
+        if stand.gets_on:
             self._news = True
         if pulse not in (None, self._pulse_of_0):
             self._pulse_of_0, self._news = pulse, True
@@ -177,17 +176,6 @@ class _Messages:
                 self._mpi.Finalize()
 
 
-class _Compiling(event.Listener):
-    def __init__(self, doing: list[str]) -> None:
-        self._doing = doing
-
-    def on_start(self, _event: event.Event) -> None:
-        self._doing.append("compiling")
-
-    def on_end(self, _event: event.Event) -> None:
-        self._doing.remove("compiling")
-
-
 def watch(ranks: Communicator, mpi: Any, communicator: Any, *, finalize: bool) -> None:
     """Watch over several ranks from now on, until all programs have ended.
 
@@ -227,7 +215,6 @@ def watch(ranks: Communicator, mpi: Any, communicator: Any, *, finalize: bool) -
         over.set()
 
     ranks.look_around = messages.exchange
-    event.register("numba:compile", _Compiling(ranks.doing))
     threading.Thread(target=judge, name="cupyrec-watchdog", daemon=True).start()
     atexit.register(end)
     os.register_at_fork(after_in_child=lambda: atexit.unregister(end))
