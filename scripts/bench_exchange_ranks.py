@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import operator
 import statistics
 import subprocess
 import sys
@@ -141,33 +142,48 @@ class Link:
         return seconds(self.ranks, self.step, self.repeat)
 
     def seek(self, codec: str, shares: tuple[float, float], rounds: int) -> dict[str, float]:
-        """Compare at the rate where communication has its share of a step's time."""
+        """Compare at the rate where communication has its share of a step's time.
+
+        The link adds bytes / rate to a step, less what is hidden behind computation. Each
+        comparison tells how much that is, but for noise, and their median gives the next rate: so
+        the search closes in though single comparisons err.
+        """
         low, high = shares
-        aim, free = (low + high) / 2, statistics.median(self.times(codec, None))
-        rate = 8 * self.bytes[codec] / free * (1 - aim) / aim
+        wanted = (low + high) / (2 - low - high)  # the time added over the step's own
+        full = 8 * self.bytes[codec] / statistics.median(self.times(codec, None))
+        hidden, known, rows = 0.0, [], []
         for _ in range(self.tries):
-            row = self.compare(codec, rate, rounds)
-            say(f"{codec} at {rate / 1e6:,.0f} Mbit/s: share {row['share']:.3f}")
-            if low <= row["share"] <= high:
-                break
-            # The time that the link adds is bytes / rate, but for what is hidden and for chance.
-            share = max(row["share"], 0.1)
-            rate = max(rate * min(share / (1 - share) * (1 - aim) / aim, 3), 1e6)
-        return row
+            rate = full / (wanted + max(hidden, -wanted / 2))
+            rows.append(self.compare(codec, rate, rounds))
+            share = rows[-1]["share"]
+            say(f"{codec} at {rate / 1e6:,.0f} Mbit/s: share {share:.3f}")
+            if low <= share <= high:
+                return rows[-1]
+            known.append(full / rate - share / (1 - share))
+            hidden = statistics.median(known)
+        say(f"{codec}: no rate gave a share of {low} to {high}; the nearest is told")
+        return min(rows, key=lambda row: abs(row["share"] - (low + high) / 2))
 
     def compare(self, codec: str, rate: float, rounds: int) -> dict[str, float]:
-        """Share of communication with a codec at a rate, and how much faster int8 is."""
-        runs = [(codec, None), (codec, rate), ("int8", rate)]
-        times: list[list[float]] = [[], [], []]
-        for _ in range(rounds):
-            for run, of_run in zip(runs, times, strict=True):
-                of_run += self.times(*run)
-        free, limited, int8 = map(statistics.median, times)
-        share = 1 - free / limited
+        """Share of communication with a codec at a rate, and how much faster int8 is.
+
+        Both are medians over the rounds, each of which times all three runs in turn: what else the
+        machine does slows them alike.
+        """
+        runs = {"unlimited": (codec, None), "limited": (codec, rate), "int8": ("int8", rate)}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for number in range(rounds):
+            for name in list(runs)[:: -1 if number % 2 else 1]:  # so that a trend cancels out
+                times[name].append(statistics.median(self.times(*runs[name])))
+
+        def ratio(above: str, below: str) -> float:
+            return statistics.median(map(operator.truediv, times[above], times[below]))
+
+        share = 1 - ratio("unlimited", "limited")
         return {
-            "rate": rate, "share": share, "speedup": limited / int8,
+            "rate": rate, "share": share, "speedup": ratio("limited", "int8"),
             "allowed": 1 / (1 - share * (1 - self.bytes["int8"] / self.bytes[codec])),
-            "unlimited": free, "limited": limited, "int8": int8,
+            **{name: statistics.median(of_run) for name, of_run in times.items()},
         }  # fmt: skip
 
 
