@@ -50,7 +50,7 @@ ELSEWHERE = {
     "interaction_cases.py", "kernel_cases.py", "kernel_figures.py",
     "kernel_inputs.py", "kernel_naive.py", "kernel_page.py", "kernel_plot.py", "kernel_shapes.py",
     "exchange_cases.py", "mlp_cases.py", "normalization_cases.py", "optimizer_cases.py",
-    "auc_parity.py", "bench_exchange.py", "bench_exchange_ranks.py",
+    "auc_parity.py", "bench_exchange.py", "bench_exchange_ranks.py", "gpu_ranks.py",
 }  # fmt: skip
 
 
@@ -324,84 +324,6 @@ def test_chaos_tells_how_a_job_ended(monkeypatch, capsys):
     assert json.loads(said.out.splitlines()[-1]) == result
     assert "1 ranks, terminate rank 0 0.06 s after" in said.err
     assert "ended with 130 in" in said.err
-
-
-@pytest.fixture
-def check(tmp_path):
-    """Runs gpu_check.sh with a Python that does what its cases say: (pattern, shell) pairs."""
-
-    def call(**parts):
-        cases = "".join(f"*{pattern}*) {shell} ;;\n" for pattern, shell in parts.items())
-        python = tmp_path / "python"
-        python.write_text(f"""#!/bin/bash
-[[ $1 == - ]] && exec {sys.executable} "$@"
-[[ $1 == -c ]] && exit 0
-case "$*" in
-{cases}
-*bare_python.py\\ -c*) echo "Some GPU, CuPy 13" ;;
-esac
-""")
-        python.chmod(0o755)
-        return subprocess.run(
-            ["bash", SCRIPTS / "gpu_check.sh", tmp_path / "said"], capture_output=True, text=True,
-            env={"PATH": "/usr/bin:/bin", "PYTHON": str(python)},
-        )  # fmt: skip
-
-    return call
-
-
-ROW = '{"kernel": "k", "percent_of_copy": 81.0, "check": "ok"}'
-TRAINED = (
-    '{"float32": {"samples_per_second_from_host": 1e6, "loss": 0.5},'
-    ' "float16": {"samples_per_second_torch_eager": 2e6, "loss": 0.5}, "refused": 0}'
-)
-PASSING = dict(
-    pytest="echo '=== 9 passed in 3s ==='",
-    bench_kernels=f"echo '[{ROW}]'",
-    gpu_train=f"echo '{TRAINED}'",
-)
-
-
-def test_gpu_check_ends_with_a_table(check, tmp_path):
-    result = check(**PASSING)
-    assert result.returncode == 0, result.stderr
-    assert [line.split()[:2] for line in result.stdout.strip().splitlines()] == [
-        ["tests", "passed"], ["kernels", "passed"], ["train", "passed"]
-    ]  # fmt: skip
-    assert "9 passed in 3s" in result.stdout
-    assert "1 cases, median 81 % of a copy, wrong: none" in result.stdout
-    assert "float16: from host 1,000,000, torch eager 2,000,000; 0 matmuls" in result.stdout
-    assert "Some GPU" in result.stderr
-    assert (tmp_path / "said" / "kernels.out").read_text() == f"[{ROW}]\n"
-
-
-@pytest.mark.parametrize("part", PASSING)
-def test_a_failed_part_hides_no_other(check, part):
-    result = check(**PASSING | {part: "echo oh no >&2; exit 5"})
-    assert result.returncode == 1
-    verdicts = [line.split()[1] for line in result.stdout.strip().splitlines()]
-    assert sorted(verdicts) == ["failed", "passed", "passed"]
-    assert "no result" in result.stdout
-    assert "oh no" in result.stderr
-
-
-def test_tests_that_were_all_skipped_have_not_passed(check):
-    result = check(**PASSING | {"pytest": "echo '=== 9 skipped in 3s ==='"})
-    assert result.returncode == 1
-    assert re.match(r"\ntests +failed \(1\) .* 9 skipped in 3s\n", result.stdout)
-
-
-def test_gpu_check_without_a_gpu(check):
-    result = check(**{"bare_python.py\\ -c": "echo 'RuntimeError: no driver' >&2; exit 1"})
-    assert (result.returncode, result.stdout) == (3, "")
-    assert result.stderr.endswith("found none:\nRuntimeError: no driver\n")
-
-
-def test_gpu_check_takes_under_eight_minutes():
-    text = (SCRIPTS / "gpu_check.sh").read_text()
-    limits = re.findall(r"^part \w+ (\d+) ", text, re.MULTILINE)
-    assert len(limits) == 3
-    assert sum(map(int, limits)) + 10 * len(limits) <= 8 * 60
 
 
 @pytest.fixture
