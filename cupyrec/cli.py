@@ -9,14 +9,20 @@ to fail ends all, and mpirun returns its code; of one that was killed, 128 and t
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import logging
 import math
 import os
 import sys
+import time
 
 import cupyrec
 
 __all__ = ["main"]
+
+
+_MOMENT = 2.0  # seconds in which rank 0 says what is wrong
 
 
 class UsageError(Exception):
@@ -33,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         ...
     SystemExit: 0
     """
-    options = _parser().parse_args(arguments)
+    options = _parsed(arguments)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("cupyrec").setLevel(logging.INFO)
     try:
@@ -42,6 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             from cupyrec import commands
 
+        if options.command in ("checkpoint", "data"):
+            _refuse_ranks(options.command)
         return getattr(commands, options.run)(options) or 0
     except UsageError as error:
         return _fail(error, 2)
@@ -66,6 +74,31 @@ def main(arguments: list[str] | None = None) -> int:
     ) as error:  # fmt: skip
         logging.getLogger("cupyrec").debug("", exc_info=error)
         return _fail(error, 1)
+
+
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """What the command line asks for; of several ranks the first alone says what is wrong with it.
+
+    Usage needs no MPI, so the rank is the one that launchers tell.
+    """
+    names = "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"
+    if next((os.environ[name] for name in names if name in os.environ), "0") == "0":
+        return _parser().parse_args(arguments)
+    nothing = io.StringIO()
+    with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+        try:
+            return _parser().parse_args(arguments)
+        except SystemExit as exit:
+            if exit.code:
+                time.sleep(_MOMENT)  # the first to end ends the others
+            raise
+
+
+def _refuse_ranks(command: str) -> None:
+    from cupyrec.parallel import world
+
+    if (ranks := world().size) > 1:
+        raise UsageError(f"{command}: must run as one process, got {ranks} ranks.")
 
 
 def _say(error: object, code: int) -> int:

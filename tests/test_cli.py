@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trial
+from job import launch
 
 import cupyrec
 from cupyrec import checkpoint, cli, commands
@@ -77,6 +78,28 @@ def test_wrong_usage_exits_2(arguments, message, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("checkpoint verify nothing", "checkpoint: must run as one process, got 3 ranks."),
+        ("data synthetic --rows 5 --out x.tsv", "data: must run as one process, got 3 ranks."),
+        ("evaluate x", "the following arguments are required: --data"),
+    ],
+)
+def test_wrong_usage_of_several_ranks_is_told_once(arguments, told, tmp_path):
+    run = f"import os, sys; os.chdir({str(tmp_path)!r})\nfrom cupyrec.cli import main\n"
+    ended = launch(tmp_path, f"{run}sys.exit(main({arguments.split()}))", 3)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count(told) == 1
+    assert not (tmp_path / "x.tsv").exists()
+
+
+def test_help_of_several_ranks_is_told_once(tmp_path):
+    ended = launch(tmp_path, "from cupyrec.cli import main; main(['--help'])", 3)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.count("usage: cupyrec") == 1
 
 
 def test_main_is_the_command():

@@ -108,6 +108,39 @@ def test_an_error_reaches_who_waits_and_the_next_call_works() -> None:
     RANKS.barrier("after it")
 
 
+@pytest.mark.parametrize("columns", [0, 1, 3])
+def test_counts(columns: int) -> None:
+    own = 100 * R + 10 * np.arange(N)[:, None] + np.arange(columns)
+    before = RANKS.bytes_sent.get("counts of a test", 0)
+    came = RANKS.all_to_all_counts("counts of a test", own)
+    assert came.tolist() == (100 * np.arange(N)[:, None] + 10 * R + np.arange(columns)).tolist()
+    sent = RANKS.bytes_sent.get("counts of a test", 0) - before
+    assert sent == (N - 1) * own[0].nbytes
+
+
+class Posted:
+    """MPI's communicator, whose messages are counted."""
+
+    def __init__(self, ranks) -> None:
+        self._ranks, self.messages = ranks, 0
+
+    def __getattr__(self, name: str):
+        self.messages += name in ("Isend", "Irecv")
+        return getattr(self._ranks, name)
+
+
+def test_messages_go_to_ranks_with_rows_alone(monkeypatch) -> None:
+    """Here each sends to the next one."""
+    posted = Posted(RANKS._ranks)
+    monkeypatch.setattr(RANKS, "_ranks", posted)
+    to = [int(k == (R + 1) % N) for k in range(N)]
+    of = [int(k == (R - 1) % N) for k in range(N)]
+    received = np.empty(1, np.int64)
+    RANKS.all_to_all("few", Transfer(np.array([R]), to, received, of))
+    assert received == (R - 1) % N
+    assert posted.messages == (2 if N > 1 else 0)
+
+
 def test_own_rows_that_do_not_fit_are_refused() -> None:
     x = np.arange(2)
     with pytest.raises(ValueError, match="broadcast"):

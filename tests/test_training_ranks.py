@@ -198,6 +198,26 @@ def test_a_model_is_copied_in_the_middle_of_a_step() -> None:
     model(dense[R : R + 1], following)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.uint64, np.int64])
+def test_ids_of_any_type_are_asked_for_once(dtype: type, monkeypatch) -> None:
+    embedding = nn.MultiTableEmbedding(2, [4, 8], seed=1)
+    asked = []
+    for group in embedding.groups.values():
+        group.exchange = Exchange(RANKS, forward="fp16")  # something to do for one rank, too
+        ask = group.exchange.ask
+        monkeypatch.setattr(
+            group.exchange, "ask", lambda *keys, ask=ask: asked.append(0) or ask(*keys)
+        )
+    first, second = (np.arange(6).reshape(3, 2).astype(dtype) + R + k for k in range(2))
+    embedding.prepare(second)
+    embedding(first)
+    assert len(asked) == 4  # of two groups, the second ids' ahead
+    vectors = embedding(second).data
+    assert len(asked) == 4
+    assert (embedding(second.copy()).data == vectors).all()
+    assert len(asked) == 6
+
+
 def test_gradients_of_many_look_ups_do_not_pile_up() -> None:
     embedding = nn.MultiTableEmbedding(1, 2, seed=1)
     group = embedding.group

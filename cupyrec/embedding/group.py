@@ -73,8 +73,9 @@ class Group(Shard):
         self._pending: list[RowGradients] = []
         self._coming: list[tuple[Callable[[], Any], LookUp]] = []  # from other ranks
         self.exchange = Exchange(world()) if exchange is None else exchange
-        self.following: Any = None  # ids of the look-up after the next
-        self.ahead: tuple[Any, Asked] | None = None  # ids, and where their keys have gone
+        # Of the look-up after the next: ids as they were given, and as int64.
+        self.following: tuple[Any, Any] | None = None
+        self.ahead: tuple[Any, Asked] | None = None  # given ids, and where their keys have gone
 
     def __repr__(self) -> str:
         return (

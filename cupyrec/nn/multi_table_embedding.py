@@ -190,7 +190,7 @@ class MultiTableEmbedding(Tables, Module):
         """
         given = [a.data if isinstance(a, autograd.Tensor) else a for a in (offsets, weights)]
         xp = self.module(ids, *(a for a in given if a is not None))
-        ids = widened(xp, ids)
+        prepared, ids = ids, widened(xp, ids)
         if weights is not None:
             self._check_weights(ids, weights)
         if offsets is not None:
@@ -202,7 +202,7 @@ class MultiTableEmbedding(Tables, Module):
         axes = f"B {len(self.fields)}" + " L" * (ids.ndim == 3)
         errors.axes(_NAME, ids=(ids, axes))
         if self.pooling is None or (ids.ndim == 2 and weights is None):
-            return self._gathered(xp, ids, None)
+            return self._gathered(xp, ids, None, prepared)
         bags, length = ids.shape[0] * ids.shape[1], 1 if ids.ndim == 2 else ids.shape[2]
         weights = None if weights is None else reshape(weights, -1)
         return self._pooled(xp, ids.reshape(-1), xp.arange(bags + 1) * length, weights)
@@ -246,10 +246,10 @@ class MultiTableEmbedding(Tables, Module):
         >>> embedding = MultiTableEmbedding(num_tables=2, embedding_dim=4)
         >>> embedding.prepare(np.array([[7, 8]]))
         """
-        ids = widened(self.module(ids), ids)
+        given, ids = ids, widened(self.module(ids), ids)
         errors.axes(_NAME, ids=(ids, f"B {len(self.fields)}"))
         for group, _ in self._fields_of_groups():
-            group.following = None if group.exchange.is_local else ids
+            group.following = None if group.exchange.is_local else (given, ids)
 
     def look_up_by_field(self, ids: Any) -> LookUp:
         """Find the rows of ids (B, F); keys are numbered field after field, key f * B + b.
@@ -301,11 +301,16 @@ class MultiTableEmbedding(Tables, Module):
         some = ids if len(ids) else xp.zeros(1, np.int64)
         return self._gathered(xp, some[xp.maximum(places, 0)], places >= 0)
 
-    def _gathered(self, xp: ModuleType, ids: Any, present: Any, in_rows: bool = False) -> Any:
-        """A vector each id of (B, F) or (B, F, L); zero where `present` is false or for padding."""
+    def _gathered(
+        self, xp: ModuleType, ids: Any, present: Any, prepared: Any = None, in_rows: bool = False
+    ) -> Any:
+        """A vector each id of (B, F) or (B, F, L); zero where `present` is false or for padding.
+
+        `prepared` is the array that `prepare` may have been told.
+        """
         parts = []
         for group, fields in self._fields_of_groups():
-            asked = group.asked_ahead(ids) or self._ask(xp, group, fields, ids, present)
+            asked = group.asked_ahead(prepared) or self._ask(xp, group, fields, ids, present)
             look_up, own = group.find(asked, self.training), ids[:, fields]
             learns = self.training and autograd.is_recording()
             node = _Vectors(group, look_up) if learns else None
@@ -319,7 +324,8 @@ class MultiTableEmbedding(Tables, Module):
         for group, fields in self._fields_of_groups():
             following, group.following = group.following, None
             if following is not None:
-                group.ahead = following, self._ask(xp, group, fields, following, None)
+                given, ids = following
+                group.ahead = given, self._ask(xp, group, fields, ids, None)
         return self._join(parts)
 
     def _ask(self, xp: ModuleType, group: Group, fields: Any, ids: Any, present: Any) -> Asked:

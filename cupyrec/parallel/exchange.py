@@ -137,9 +137,8 @@ class Exchange:
         own_ids = take(ids, shares.order)
 
         def job() -> Route:
-            sent, received = arrays.to_host(shares.counts), np.empty(ranks.size, np.int64)
-            one = np.ones(ranks.size, np.int64)
-            ranks.all_to_all("counts", Transfer(sent, one, received, one))
+            sent = arrays.to_host(shares.counts)
+            received = ranks.all_to_all_counts("counts", sent)
             count = int(received.sum())
             tables = devices.empty(xp, count, self.table_dtype)
             ids = devices.empty(xp, count, np.int64)
