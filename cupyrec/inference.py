@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, metrics
+from cupyrec import arrays, cpu, metrics
 from cupyrec.autograd import no_grad
 from cupyrec.data import Arrays, Batch, RankSlices, prefetch
 from cupyrec.nn import Module
@@ -17,6 +17,8 @@ from cupyrec.ops.elementwise import sigmoid
 from cupyrec.parallel import Communicator, Transfer
 
 __all__ = ["dataset_of", "evaluate", "logits_of", "predict"]
+
+_BATCHES = 1 << 10  # whose logits ranks send each other at a time
 
 
 def evaluate(model: Module, data: Any, *, batch_size: int = 4096) -> dict[str, float]:
@@ -130,7 +132,7 @@ def logits_of(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.n
         for module, mode in modes:  # some may be frozen
             module.training = mode
     if model.ranks.size > 1:
-        logits, labels = (_in_order(model.ranks, parts) for parts in (logits, labels))
+        logits, labels = ([*_in_order(model.ranks, parts)] for parts in (logits, labels))
     logits, labels = np.concatenate(logits), np.concatenate(labels)
     finite = int(np.isfinite(logits).sum())
     if finite < logits.size:
@@ -140,14 +142,32 @@ def logits_of(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.n
     return logits, labels
 
 
-def _in_order(ranks: Communicator, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """The parts of all ranks, those of a batch in order of rank."""
-    lengths = ranks.all_gather("lengths", np.array([len(part) for part in parts]))
-    values = np.empty(int(lengths.sum()), np.float32)
-    own = np.concatenate(parts)
-    ranks.all_to_all("logits", Transfer(own, None, values, lengths.sum(axis=1)))
-    by_rank = np.split(values, np.cumsum(lengths)[:-1])  # rank after rank
-    return [by_rank[r * len(parts) + b] for b in range(len(parts)) for r in range(ranks.size)]
+def _in_order(ranks: Communicator, parts: list[np.ndarray]) -> Iterator[np.ndarray]:
+    """The parts of all ranks, those of a batch in order of rank; some batches in an array."""
+    for first in range(0, len(parts), _BATCHES):
+        some = parts[first : first + _BATCHES]
+        lengths = ranks.all_gather("lengths", np.array([len(part) for part in some]))
+        values = np.empty(int(lengths.sum()), np.float32)
+        own = np.concatenate(some)
+        ranks.all_to_all("logits", Transfer(own, None, values, lengths.sum(axis=1)))
+        ordered = np.empty_like(values)
+        _put_in_order(values, lengths, ordered)
+        yield ordered
+
+
+@cpu.exact_loop
+def _put_in_order(values, lengths, ordered):
+    """From batch after batch of one rank after the other to rank after rank of the batches."""
+    places, place, at = np.empty(len(lengths), np.int64), 0, 0
+    for rank in range(len(lengths)):
+        places[rank] = place
+        place += lengths[rank].sum()
+    for batch in range(lengths.shape[1]):
+        for rank in range(len(lengths)):
+            for i in range(places[rank], places[rank] + lengths[rank, batch]):
+                ordered[at] = values[i]
+                at += 1
+            places[rank] += lengths[rank, batch]
 
 
 def dataset_of(model: Module, data: Any) -> Any:

@@ -9,7 +9,7 @@ from oracle import sentence
 from test_training import rows_of, small, weights_of
 
 import cupyrec
-from cupyrec import autograd, nn, optim
+from cupyrec import autograd, inference, nn, optim
 from cupyrec.data import Arrays, RankSlices
 from cupyrec.inference import dataset_of, logits_of
 from cupyrec.parallel import Communicator, Exchange
@@ -92,6 +92,46 @@ def test_logits_stand_in_order_whatever_the_batches():
     np.testing.assert_allclose(parts, whole, rtol=1e-6)
     none, labels = logits_of(model, [])
     assert none.shape == labels.shape == (0,)
+
+
+class Many(Communicator):
+    """One of many ranks, whose parts of some batches are told."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.parts, self.size, self.rank, self.sizes = parts, len(parts), 3, []
+
+    def all_gather(self, what, own):
+        self.now = [parts[: len(own)] for parts in self.parts]
+        self.parts = [parts[len(own) :] for parts in self.parts]
+        lengths = np.array([[len(part) for part in parts] for parts in self.now])
+        assert (lengths[self.rank] == own).all()
+        return lengths
+
+    def all_to_all(self, what, transfer):
+        self.sizes.append(transfer.receive.size)
+        for rank, parts in enumerate(self.now):
+            transfer.received(rank)[:] = np.concatenate(parts)
+        assert (transfer.send == transfer.received(self.rank)).all()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batches", "at_once"), [(5, 7, 3), (512, 20, 4), (4, 6, 1 << 10)]
+)
+def test_logits_of_many_ranks_stand_in_order(ranks, batches, at_once, monkeypatch):
+    monkeypatch.setattr(inference, "_BATCHES", at_once)
+    rng = np.random.default_rng(ranks)
+    lengths = rng.integers(0, 4, (ranks, batches))
+    parts = [[rng.random(n, np.float32) for n in row] for row in lengths]
+    many = Many(parts)
+    got = list(inference._in_order(many, parts[many.rank]))
+    expected = [parts[rank][batch] for batch in range(batches) for rank in range(ranks)]
+    assert np.concatenate(got).tolist() == np.concatenate(expected).tolist()
+    # So many arrays and no more, each of so many batches and no more.
+    assert many.sizes == [
+        lengths[:, first : first + at_once].sum() for first in range(0, batches, at_once)
+    ]
+    assert [part.size for part in got] == many.sizes
 
 
 def test_what_is_data():
