@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-__all__ = ["second_stream"]
+__all__ = ["exchange_stream", "second_stream"]
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def second_stream(xp: ModuleType) -> Iterator[Callable[..., contextlib.AbstractC
     >>> y[:2]
     array([3., 3.], dtype=float32)
     """
-    here, there = xp.cuda.get_current_stream(), _stream(xp, xp.cuda.Device().id)
+    here, there = xp.cuda.get_current_stream(), _stream(xp, xp.cuda.Device().id, "second")
     held: list[Any] = []
 
     @contextlib.contextmanager
@@ -51,8 +51,20 @@ def second_stream(xp: ModuleType) -> Iterator[Callable[..., contextlib.AbstractC
         held.clear()
 
 
+def exchange_stream(xp: ModuleType) -> Any:
+    """Return the stream, of the current device, of what messages to other ranks need.
+
+    Examples
+    --------
+    >>> from cupyrec import sim
+    >>> exchange_stream(sim) is exchange_stream(sim)
+    True
+    """
+    return _stream(xp, xp.cuda.Device().id, "exchange")
+
+
 @functools.cache
-def _stream(xp: ModuleType, device: int) -> Any:
+def _stream(xp: ModuleType, device: int, purpose: str) -> Any:
     return xp.cuda.Stream(non_blocking=True)  # a blocking one takes turns with the null stream
 
 

@@ -26,6 +26,17 @@ def test_sums_in_order_of_rank_with_the_same_bits(device: str, length: int) -> N
     assert (arrays.to_host(array) == expected).all()
 
 
+def test_sums_what_a_stream_has_been_given() -> None:
+    sim = arrays.module("sim")
+    all_reduce(RANKS, "a test", sim.zeros(70, np.float32)).result()  # which compiles
+    with sim.cuda.Stream():
+        array = arrays.copy_to(sim, values_of(R, 70))
+        array *= 2
+        all_reduce(RANKS, "a test", array).result()
+        doubled = [2 * values_of(rank, 70) for rank in range(N)]
+        assert (array.get() == sum(doubled[1:], doubled[0])).all()
+
+
 def test_as_few_bytes_as_can_be() -> None:
     before = RANKS.bytes_sent.get("sum", 0)
     all_reduce(RANKS, "sum", np.zeros(64 * N * 10, np.float32)).result()

@@ -35,6 +35,18 @@ def test_all_to_all_gives_every_rank_its_rows(device: str, rows) -> None:
     assert RANKS.bytes_sent.get("numbers", 0) - before == sent
 
 
+def test_work_of_a_stream_is_done_before_it_travels() -> None:
+    """And what came may be used by any stream, with no wait for another."""
+    sim = arrays.module("sim")
+    with sim.cuda.Stream():
+        send = sim.full((N, 2), R, np.int64)
+        send += 10
+        receive = sim.empty((N, 2), np.int64)
+        RANKS.all_to_all("late", Transfer(send, [1] * N, receive, [1] * N))
+        got = receive + 0
+        assert got.get().tolist() == [[k + 10] * 2 for k in range(N)]
+
+
 def test_a_work_done_together_counts_as_alive() -> None:
     assert RANKS.together("a test", lambda: list(RANKS.doing)) == ["a test"]
     assert RANKS.doing == []

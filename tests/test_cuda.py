@@ -75,6 +75,19 @@ def test_each_thread_has_a_current_stream(sim, streams):
     assert sim.cuda.get_current_stream() is other
 
 
+def test_a_copy_to_the_host_waits_for_its_stream(sim, streams):
+    _, other = streams
+    x = sim.zeros(2, np.float32)
+    other.use()
+    x += 1
+    assert x.get().tolist() == [1, 1]
+    x += 1
+    event = other.record()
+    x += 1
+    event.synchronize()
+    assert x._host.tolist() == [2, 2]
+
+
 def test_kernels_and_matmuls_wait(sim, streams):
     main, other = streams
     x, bias = sim.ones((2, 3), np.float32), sim.ones(3, np.float32)
@@ -83,6 +96,7 @@ def test_kernels_and_matmuls_wait(sim, streams):
     with sim.record() as seen:
         y, _ = relu_dropout(x, bias)
         cublaslt.matmul(y, y, out, transpose_b=True)
+        main.use()
         assert (seen.launches, out.get().sum()) == ([], 0)
         main.wait_event(other.record())
     assert [launch.name for launch in seen.launches] == ["relu_dropout", "cublaslt.matmul"]

@@ -75,6 +75,23 @@ def test_rows_and_gradients(codec: str, width: int, how: str, xp) -> None:
     check_rows(arrays.to_host(wait()), vector_of(*came, width) + of[:, None], codec)
 
 
+def test_more_keys_come_than_there_is_room_for(xp, monkeypatch) -> None:
+    monkeypatch.setattr("cupyrec.parallel.exchange._SPARE", 0)
+    count = 300 if R == 0 else 1
+    tables, ids = (arrays.copy_to(xp, a) for a in keys_of(R, count))
+    route = Exchange(RANKS, num_tables=5).ask(tables, ids).result()
+    came = {
+        tuple(map(int, key))
+        for key in zip(*map(arrays.to_host, (route.tables, route.ids)), strict=True)
+    }
+    expected = set()
+    for rank in range(N):
+        asked = keys_of(rank, 300 if rank == 0 else 1)
+        mine = owners(*asked, N) == R
+        expected |= {(int(t), int(i)) for t, i in zip(*(a[mine] for a in asked), strict=True)}
+    assert came == expected
+
+
 def check_rows(got: np.ndarray, expected: np.ndarray, codec: str) -> None:
     assert got.shape == expected.shape and got.dtype == np.float32
     scale = np.abs(expected).max(axis=1, keepdims=True, initial=0)

@@ -63,8 +63,6 @@ def all_reduce(ranks: Communicator, what: str, array: Any) -> Future:
         parts = devices.empty(xp, (size, own.size), np.float32)
         ranks.all_to_all(what, Transfer(array, lengths, parts.reshape(-1), [own.size] * size))
         rank_sum(parts, out=own)
-        if (event := devices.event(xp)) is not None:
-            event.synchronize()
         ranks.all_to_all(what, Transfer(own, None, array, lengths))
 
     if size == 1:

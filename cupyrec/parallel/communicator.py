@@ -135,20 +135,20 @@ class Communicator:
     def _work(self) -> None:
         while True:
             try:
-                what, job, future, ready = self._jobs.get(timeout=_IDLE)
+                what, job, future, given = self._jobs.get(timeout=_IDLE)
             except queue.Empty:
                 self.look_around()
                 continue
             self.now, self.last, self.calls = what, what, self.calls + 1
             try:
-                with timeline.span(what):
-                    for event in ready:
-                        event.synchronize()
-                    future.set_result(job())
+                with timeline.span(what), given.taken_up():
+                    result = job()
+                future.set_result(result)
             except BaseException as error:  # raised again where the result is waited for
                 future.set_exception(error)
             self.now = None
-            del job, future
+            del job, future, given
+            result = None
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
@@ -186,7 +186,8 @@ class Communicator:
         job : callable
             Makes calls of this class.
         *xp : module
-            Array modules of the devices whose work, as far as it was given by now, the job needs.
+            Array modules of the devices that the job works on, once they have done what this thread
+            has given them; on the same GPU, see `devices`.
 
         Returns
         -------
@@ -203,8 +204,7 @@ class Communicator:
         if self._thread in (None, threading.current_thread()):
             future.set_result(job())
         else:
-            ready = [event for module in set(xp) if (event := devices.event(module)) is not None]
-            self._jobs.put((what, job, future, ready))
+            self._jobs.put((what, job, future, devices.Given(*xp)))
         return future
 
     def all_to_all(self, what: str, *transfers: Transfer) -> None:
@@ -222,12 +222,14 @@ class Communicator:
         >>> y
         array([0., 1.])
         """
-        devices = [arrays.namespace("all_to_all", transfer.send) for transfer in transfers]
-        self.submit(what, lambda: self._all_to_all(what, transfers), *devices).result()
+        self.submit(what, lambda: self._all_to_all(what, transfers), *_modules(transfers)).result()
 
     def _all_to_all(self, what: str, transfers: Sequence[Transfer]) -> None:
         rank, requests, staged = self.rank, [], []
         tag = self.calls % _TAGS
+        if self.size > 1:
+            for xp in _modules(transfers):
+                devices.finish(xp)  # MPI heeds no stream
         for transfer in transfers:
             stage = arrays.device(transfer.send) == "cuda" and not self.cuda_aware
             if stage and self.size > 1:
@@ -247,7 +249,9 @@ class Communicator:
         for transfer in transfers:
             devices.received(transfer.receive)
         for host, place in staged:
-            place[...] = arrays.copy_to(arrays.namespace("all_to_all", place), host)
+            xp = arrays.namespace("all_to_all", place)
+            place[...] = arrays.copy_to(xp, host)
+            devices.finish(xp)  # before the host's memory is used again
 
     def all_to_all_counts(self, what: str, counts: np.ndarray) -> np.ndarray:
         """Send every rank its numbers, (N, ...) in the host's memory; return those that come.
@@ -377,9 +381,13 @@ def _pieces(array: Any) -> list[Any]:
     return [whole[i : i + _MOST] for i in range(0, whole.size, _MOST)]
 
 
+def _modules(transfers: Sequence[Transfer]) -> set[Any]:
+    return {arrays.namespace("all_to_all", transfer.send) for transfer in transfers}
+
+
 def _staged(transfer: Transfer, staged: list[tuple[Any, Any]]) -> Transfer:
     """The same transfer by way of the host, where `staged` notes what is to be copied back."""
-    send, receive = arrays.to_host(transfer.send), devices.pinned_like(transfer.receive)
+    send, receive = devices.fetched(transfer.send), devices.pinned_like(transfer.receive)
     staged.append((receive, transfer.receive))
     to = None if transfer.to is None else np.diff(transfer.to)
     return Transfer(send, to, receive, np.diff(transfer.of))

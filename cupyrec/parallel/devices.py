@@ -1,30 +1,115 @@
-"""What messages between ranks need of a device's arrays."""
+"""What messages between ranks need of devices: their arrays, and work in order over two threads.
+
+The thread that makes all MPI calls works on a stream of its own of the GPU of whoever asks. It
+begins when all has been done that this one had been given, and the result is there when the future
+has it: no stream needs to wait for another.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays
+from cupyrec import arrays, streams
 
-__all__ = ["empty", "event", "pinned_like", "received"]
+__all__ = ["Given", "Room", "empty", "fetched", "finish", "pinned_like", "received"]
 
 
-def event(xp: ModuleType) -> Any:
-    """Return what another thread can wait for: the end of all that was given to the current stream.
+class Given:
+    """What a thread has given to devices by now, for another thread to go on from.
 
-    None where the host has done it already, as on the CPU and in the simulator.
+    Parameters
+    ----------
+    *modules : module
+        Array modules; NumPy's work is done when it has been given.
 
     Examples
     --------
-    >>> event(np)
+    >>> given = Given(np)
+    >>> with given.taken_up():
+    ...     pass
     """
-    if arrays.name(xp) != "cuda":
-        return None
+
+    def __init__(self, *modules: ModuleType) -> None:
+        self._of = [(xp, xp.cuda.Device(), _event(xp)) for xp in set(modules) if xp is not np]
+
+    @contextlib.contextmanager
+    def taken_up(self) -> Iterator[None]:
+        """Work on the same GPUs, which are each thread's own choice, once they have done all that.
+
+        At the end they have done what they were given within this context, too.
+
+        Examples
+        --------
+        See the class.
+        """
+        with contextlib.ExitStack() as stack:
+            for xp, device, event in self._of:
+                stack.enter_context(device)
+                stack.enter_context(streams.exchange_stream(xp))
+                event.synchronize()
+            yield
+            for xp, *_ in self._of:
+                finish(xp)
+
+
+class Room:
+    """Memory of this thread's stream, for what another thread will know the size of.
+
+    A pool hands memory out again to the stream that it came from, which nothing holds for the work
+    of another: so the other thread must not make what this one is to use.
+
+    Parameters
+    ----------
+    xp : module
+    guess : int
+        Items that will do, most likely.
+    dtype : dtype
+
+    Examples
+    --------
+    >>> room = Room(np, 10, np.int64)
+    >>> room.of(3).shape, room.of(11).shape
+    ((3,), (11,))
+    """
+
+    def __init__(self, xp: ModuleType, guess: int, dtype: Any) -> None:
+        self._xp, self._dtype = xp, dtype
+        self._made = xp.empty(guess, dtype)
+        self._stream = contextlib.nullcontext() if xp is np else xp.cuda.get_current_stream()
+
+    def of(self, count: int) -> Any:
+        """Return an array for messages of so many items.
+
+        Examples
+        --------
+        See the class.
+        """
+        if count <= len(self._made):
+            return self._made[:count]
+        with self._stream:
+            return empty(self._xp, count, self._dtype)  # when that stream has done all: rare
+
+
+def _event(xp: ModuleType) -> Any:
+    """The end of all that was given to the current stream."""
     return xp.cuda.get_current_stream().record(xp.cuda.Event(block=True, disable_timing=True))
+
+
+def finish(xp: ModuleType) -> None:
+    """Wait until all is done that was given to this thread's current stream.
+
+    Examples
+    --------
+    >>> finish(np)
+    """
+    if xp is not np:
+        _event(xp).synchronize()
 
 
 def empty(xp: ModuleType, shape: Any, dtype: Any) -> Any:
@@ -38,8 +123,7 @@ def empty(xp: ModuleType, shape: Any, dtype: Any) -> Any:
     (2, 3)
     """
     made = xp.empty(shape, dtype)
-    if (given := event(xp)) is not None:
-        given.synchronize()
+    finish(xp)
     return made
 
 
@@ -55,6 +139,19 @@ def pinned_like(array: Any) -> np.ndarray:
         return np.empty(array.shape, array.dtype)
     memory = sys.modules["cupy"].cuda.alloc_pinned_memory(array.nbytes)  # from a pool
     return np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
+
+
+def fetched(array: Any) -> np.ndarray:
+    """Return a copy of a device's array, from where messages can be sent.
+
+    Examples
+    --------
+    >>> fetched(np.zeros(2))
+    array([0., 0.])
+    """
+    if arrays.device(array) != "cuda" or not array.size:
+        return arrays.to_host(array)
+    return array.get(out=pinned_like(array))
 
 
 def received(array: Any) -> None:

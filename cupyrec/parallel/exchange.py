@@ -25,6 +25,8 @@ from cupyrec.parallel.communicator import Communicator, Transfer
 
 __all__ = ["Exchange", "Route"]
 
+_SPARE = 1024  # keys of room, besides
+
 
 class Route(NamedTuple):
     """Which of a rank's U unique keys go where, and which M keys come to it.
@@ -135,19 +137,23 @@ class Exchange:
         shares = partition(tables, ids, ranks.size)
         own_tables = take(tables, shares.order).astype(self.table_dtype)
         own_ids = take(ids, shares.order)
+        guess = 2 * len(ids) + _SPARE  # owners are as good as drawn: each rank is asked as it asks
+        rooms = devices.Room(xp, guess, np.uint32), devices.Room(xp, guess, np.int64)
 
         def job() -> Route:
             sent = arrays.to_host(shares.counts)
             received = ranks.all_to_all_counts("counts", sent)
             count = int(received.sum())
-            tables = devices.empty(xp, count, self.table_dtype)
-            ids = devices.empty(xp, count, np.int64)
+            coming = devices.empty(xp, count, self.table_dtype)
+            tables, ids = (room.of(count) for room in rooms)
             ranks.all_to_all(
                 "keys",
-                Transfer(own_tables, sent, tables, received),
+                Transfer(own_tables, sent, coming, received),
                 Transfer(own_ids, sent, ids, received),
             )
-            return Route(shares.order, sent, received, tables.astype(np.uint32), ids)
+            tables[...] = coming
+            devices.finish(xp)  # before the memory of `coming` is given back
+            return Route(shares.order, sent, received, tables, ids)
 
         return ranks.submit("keys", job, xp)
 

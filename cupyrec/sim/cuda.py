@@ -29,15 +29,22 @@ __all__ = [
 
 
 class Device(NamedTuple):
-    """The one device that there is.
+    """The one device that there is; ``with`` makes it the current one.
 
     Examples
     --------
-    >>> Device().id
+    >>> with Device() as device:
+    ...     device.id
     0
     """
 
     id: int = 0
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
 
 
 class Event:
@@ -52,6 +59,12 @@ class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.stream: Stream | None = None
         self.work = 0  # how much the stream had been given
+
+    def synchronize(self) -> None:
+        """Let the host wait until it has passed."""
+        if self.stream is not None:
+            recorder.synced()
+            self.stream._reach(self.work)
 
 
 class Stream:
@@ -102,13 +115,18 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         """Let work from now on start after an event; one of a capture makes it part of that."""
         stream = event.stream
-        while stream and stream._done < event.work:
-            stream._done += 1
-            work = stream._waiting.popleft()
-            work() if self._captured is None else self._captured.append(work)
+        if stream:
+            stream._reach(event.work, self._captured)
         if stream and stream.is_capturing() and self._captured is None:
             self._forked = stream
             stream._forks.append(self)
+
+    def _reach(self, work: int, captured: list[Callable[[], None]] | None = None) -> None:
+        """Have work done up to the so-manieth that there was, or make it part of a capture."""
+        while self._done < work:
+            self._done += 1
+            following = self._waiting.popleft()
+            following() if captured is None else captured.append(following)
 
     def begin_capture(self, mode: int | None = None) -> None:
         """Keep what is launched from now on, here and on streams that wait for this one."""
@@ -179,7 +197,7 @@ def submit(work: Callable[..., None], *given: Any) -> None:
 
 
 def waits(what: str) -> None:
-    """Note that the host waits for the device.
+    """Let the host wait for the current stream.
 
     Raises
     ------
@@ -191,7 +209,7 @@ def waits(what: str) -> None:
     >>> waits("get")
     """
     forbid(what)
-    recorder.synced()
+    get_current_stream().record().synchronize()
 
 
 def forbid(what: str) -> None:
