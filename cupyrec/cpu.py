@@ -36,8 +36,8 @@ from cupyrec import activity, errors
 from cupyrec.loop_cache import LoopCache
 
 __all__ = [
-    "exact_inline", "exact_loop", "has", "loop", "num_threads", "parallel", "pointer", "prefetch",
-    "prefetch_far", "serial_blas", "set_num_threads", "share_cores",
+    "elementwise", "exact_inline", "exact_loop", "has", "loop", "num_threads", "parallel",
+    "pointer", "prefetch", "prefetch_far", "serial_blas", "set_num_threads", "share_cores",
 ]  # fmt: skip
 
 logger = logging.getLogger("cupyrec")
@@ -54,13 +54,18 @@ def _say_uncached() -> None:
 def _decorator(**options: object) -> Callable[[Callable], Callable]:
     def decorate(function: Callable) -> Callable:
         dispatcher = numba.njit(nogil=True, error_model="numpy", **options)(function)
-        try:
-            dispatcher._cache = LoopCache(function)
-        except RuntimeError:  # Numba's "no locator available"
-            _say_uncached()
+        if (cache := _cache_of(function)) is not None:
+            dispatcher._cache = cache
         return dispatcher
 
     return decorate
+
+
+def _cache_of(function: Callable) -> LoopCache | None:
+    try:
+        return LoopCache(function)
+    except RuntimeError:  # Numba's "no locator available"
+        return _say_uncached()
 
 
 #: Loops whose bits are fixed across devices: every operation is rounded on its own.
@@ -69,6 +74,21 @@ exact_loop = _decorator()
 exact_inline = _decorator(forceinline=True)
 #: Loops over sums and products: terms may be reordered and contracted, NaN and inf still count.
 loop = _decorator(fastmath={"reassoc", "contract"})
+
+
+def elementwise(*signatures: str) -> Callable[[Callable], np.ufunc]:
+    """Return a decorator that compiles a function of scalars into a ufunc for these types."""
+
+    def decorate(function: Callable) -> np.ufunc:
+        ufunc = numba.vectorize(function)
+        if (cache := _cache_of(function)) is not None:
+            ufunc._dispatcher.cache = cache
+        for signature in signatures:
+            ufunc.add(signature)
+        ufunc.disable_compile()
+        return ufunc
+
+    return decorate
 
 
 def has(feature: str) -> bool:
@@ -162,7 +182,7 @@ _serial_lock, _serial, _before = threading.Lock(), 0, ()  # of `serial_blas`
 
 @functools.cache  # once
 def _say_compiling() -> None:
-    logger.info("compiling the CPU loops, once on this machine (about 15 s)")
+    logger.info("compiling the CPU loops, once for this installation and version (15 s or more)")
 
 
 class _Compiling(event.Listener):

@@ -169,7 +169,9 @@ assert numba.njit(lambda x: x + 2)(1) == 3
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     lines = [line for line in run.stdout.splitlines() if line.startswith("cupyrec ")]
     assert (run.returncode, run.stderr) == (0, "")
-    assert lines == ["cupyrec compiling the CPU loops, once on this machine (about 15 s)"]
+    assert lines == [
+        "cupyrec compiling the CPU loops, once for this installation and version (15 s or more)"
+    ]
     assert cpu.logger is logging.getLogger("cupyrec")
 
 

@@ -20,7 +20,8 @@ from cupyrec import cpu, loop_cache
 def test_every_file_with_loops_has_a_part_in_what_the_cache_is_known_by(monkeypatch):
     """A change of any decorated function, inlined ones too, must change it."""
     folder = Path(cpu.__file__).parent
-    decorated = re.compile(r"^@(cpu\.)?(loop|exact_loop|exact_inline)$", re.MULTILINE)
+    names = r"loop|exact_loop|exact_inline|elementwise\(.*\)"
+    decorated = re.compile(rf"^@(cpu\.)?({names})$", re.MULTILINE)
     files = [f for f in folder.rglob("*.py") if decorated.search(f.read_text())]
     assert len(files) > 20
     seen = []
@@ -106,6 +107,35 @@ def test_cache_goes_where_it_can(package):
     got = run(XDG_CACHE_HOME=nowhere, HOME=nowhere)
     assert got[:2] == (7, 0)
     assert got[2].count("found no folder to keep the compiled CPU loops in") == 1
+
+
+WHOLE = """
+import numpy as np
+import cupyrec.sim, cupyrec.cli
+from cupyrec.ops.unique_keys import unique_keys
+cupyrec.sim.rounding.multiply_add(2.0, 3.0, 4.0)
+unique_keys(np.zeros(3, np.uint32), np.arange(3))
+"""
+
+
+def test_nothing_is_written_into_the_package(tmp_path):
+    """What pip did not write it doesn't remove: the folder stays and hides an editable install."""
+    source, folder = Path(cpu.__file__).parent, tmp_path / "cupyrec"
+    for name in ("cupyrec", "kernels"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source.parent / name, tmp_path / name, ignore=ignored)
+    before = sorted(folder.rglob("*"))
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
+    environment |= {name: str(tmp_path) for name in ("PYTHONPATH", "XDG_CACHE_HOME", "HOME")}
+    command = [sys.executable, "-B", "-c", WHOLE]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(folder.rglob("*")) == before
+    kept = {file.name.split("-")[0] for file in tmp_path.rglob("*.nbc")}
+    assert len([name for name in kept if name.startswith("cupyrec.sim.rounding.")]) == 3
+    assert len(kept) > 3
+    sources = [file for file in before if file.suffix == ".py"]
+    assert not [file for file in sources if "cache=True" in file.read_text()]
 
 
 def test_numbas_own_cache_is_left_alone():

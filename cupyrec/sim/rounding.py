@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numba
 import numpy as np
 from numba.extending import intrinsic
+
+from cupyrec import cpu
 
 __all__ = [
     "flush", "from_half", "fused", "multiply_add", "odd_product_sum", "round_float32", "saturate",
@@ -29,13 +30,13 @@ def _fma(typing, a, b, c):
     return a(a, b, c), generate
 
 
-@numba.vectorize(["float32(float32)"], cache=True)
+@cpu.elementwise("float32(float32)")
 def _flush(x):
     """Return x, a signed zero in place of a subnormal."""
     return np.copysign(np.float32(0), x) if abs(x) < np.float32(1.1754943508222875e-38) else x
 
 
-@numba.vectorize(["float32(float32,float32,float32)"], cache=True)
+@cpu.elementwise("float32(float32,float32,float32)")
 def _flushed_multiply_add(a, b, c):
     tiny, zero = np.float32(1.1754943508222875e-38), np.float32(0)
     a = np.copysign(zero, a) if abs(a) < tiny else a
@@ -45,8 +46,7 @@ def _flushed_multiply_add(a, b, c):
     return np.copysign(zero, x) if abs(x) < tiny else x
 
 
-@numba.vectorize(["float32(float32,float32,float32)", "float64(float64,float64,float64)"],
-                 cache=True)  # fmt: skip
+@cpu.elementwise("float32(float32,float32,float32)", "float64(float64,float64,float64)")
 def _multiply_add(a, b, c):
     """Return a * b + c, rounded once to nearest."""
     return _fma(a, b, c)
