@@ -24,7 +24,7 @@ from cupyrec.autograd import Function, Tensor
 from cupyrec.ops.row_vectors import RowVectors
 from cupyrec.scratch import share_counters
 
-__all__ = ["graphed"]
+__all__ = ["graphed", "is_capturing"]
 
 logger = logging.getLogger("cupyrec")
 
@@ -74,7 +74,7 @@ def graphed(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(method)
     def call(module: Any, *inputs: Any) -> Tensor:
-        if not autograd.is_recording() or _capturing.get() or not _on_device(inputs):
+        if not autograd.is_recording() or is_capturing() or not _on_device(inputs):
             return method(module, *inputs)
         if module not in graphs:
             graphs[module] = _Graphs()
@@ -82,6 +82,17 @@ def graphed(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return method(module, *inputs) if graph is None else graph.replay(inputs)
 
     return call
+
+
+def is_capturing() -> bool:
+    """Return whether what happens now is being captured; a layer that can't be raises then.
+
+    Examples
+    --------
+    >>> is_capturing()
+    False
+    """
+    return _capturing.get()
 
 
 def _data(x: Any) -> Any:

@@ -1,14 +1,15 @@
 // What: of each column of x (b, n): mean and rstd = 1 / sqrt(variance + eps) over the batch, and
 //   running statistics; y = (x - mean) * rstd * weight + bias; sums of dy * xhat and of dy, with
 //   xhat = (x - mean) * rstd; dx = weight * rstd * (dy - mean of dy - xhat * mean of dy * xhat), in
-//   evaluation (sums is null) without the means.
+//   evaluation (sums is null) without the means. On several ranks sums and rows are those of all.
 // Who does what: a block of 256 threads has a tile of LANES * VECTOR columns and `turns` times
 //   GROUPS * ROWS rows, GROUPS apart for a thread, whose columns' factors it reads once.
 //   batch_norm_moments: a thread's ROWS rows at once, then groups of a warp by shuffles, then warps
 //   in order, each time by Chan, Golub and LeVeque's formula (1983): the mean of the block's rows,
 //   less the batch's first, and the sum of squared differences from it. batch_norm_statistics: a
 //   block of 32 warps has 32 columns; warp w puts parts w, w + 32, ... together, then the results
-//   of column w by shuffles. batch_norm_sums: likewise, plain sums. batch_norm_add_parts: see
+//   of column w by shuffles; batch_norm_add_moments the same, of a rank's part of the batch, for
+//   others to be added. batch_norm_sums: likewise, plain sums. batch_norm_add_parts: see
 //   column_sum.cuh.
 // Assumes: b > 1 in training; VECTOR divides n, matrices and vectors of n are aligned to VECTOR
 //   floats; LANES is a power of two up to 32. Quotients are spelt, as in layer_norm.cu.
@@ -87,6 +88,39 @@ __device__ __forceinline__ Moments<N> further(const Moments<N>& own, int step) {
     return other;
 }
 
+// The moments of all parts of a column, which one lane of a block of 32 columns has.
+struct Column {
+    Moments<1> all = {};
+    int64_t column;
+    bool mine;
+
+    __device__ __forceinline__ Column(const float* parts, int64_t count, int64_t rows, int64_t b,
+                                      int64_t n) {
+        __shared__ float means[SUM_WARPS][WARP + 1], squares[SUM_WARPS][WARP + 1];
+        __shared__ float counts[SUM_WARPS];
+        const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+        const int64_t first = int64_t(blockIdx.x) * WARP;
+        for (int64_t part = warp; part < count; part += SUM_WARPS) {
+            const int64_t left = b - part * rows;
+            Moments<1> some = {static_cast<float>(left < rows ? left : rows), {}, {}};
+            if (first + lane < n) {
+                some.mean.at[0] = parts[part * 2 * n + first + lane];
+                some.squares.at[0] = parts[(part * 2 + 1) * n + first + lane];
+            }
+            add(all, some);
+        }
+        means[warp][lane] = all.mean.at[0];
+        squares[warp][lane] = all.squares.at[0];
+        if (lane == 0) counts[warp] = all.count;
+        __syncthreads();
+        all = {counts[lane], {means[lane][warp]}, {squares[lane][warp]}};
+#pragma unroll
+        for (int step = WARP / 2; step; step /= 2) add(all, further(all, step));
+        column = first + warp;
+        mine = lane == 0 && column < n;
+    }
+};
+
 __device__ __forceinline__ Piece normalized(const Piece& x, const Piece& mean, const Piece& rstd) {
     Piece xhat;
 #pragma unroll
@@ -151,35 +185,26 @@ extern "C" __global__ void __launch_bounds__(1024)
     batch_norm_statistics(const float* x, const float* parts, int64_t count, int64_t rows,
                           int64_t b, int64_t n, float eps, float momentum, float* running_mean,
                           float* running_var, float* mean, float* rstd) {
-    __shared__ float means[SUM_WARPS][WARP + 1], squares[SUM_WARPS][WARP + 1], counts[SUM_WARPS];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int64_t first = int64_t(blockIdx.x) * WARP;
-    Moments<1> all = {};
-    for (int64_t part = warp; part < count; part += SUM_WARPS) {
-        const int64_t left = b - part * rows;
-        Moments<1> some = {static_cast<float>(left < rows ? left : rows), {}, {}};
-        if (first + lane < n) {
-            some.mean.at[0] = parts[part * 2 * n + first + lane];
-            some.squares.at[0] = parts[(part * 2 + 1) * n + first + lane];
-        }
-        add(all, some);
-    }
-    means[warp][lane] = all.mean.at[0];
-    squares[warp][lane] = all.squares.at[0];
-    if (lane == 0) counts[warp] = all.count;
-    __syncthreads();
-    all = {counts[lane], {means[lane][warp]}, {squares[lane][warp]}};
-#pragma unroll
-    for (int step = WARP / 2; step; step /= 2) add(all, further(all, step));
-    const int64_t column = first + warp;
-    if (lane > 0 || column >= n) return;
-    const float center = x[column] + all.mean.at[0];
-    const float unbiased = __fdiv_rn(all.squares.at[0], all.count - 1.0f);
-    mean[column] = center;
-    rstd[column] = __frcp_rn(__fsqrt_rn(__fdiv_rn(all.squares.at[0], all.count) + eps));
+    const Column of(parts, count, rows, b, n);
+    if (!of.mine) return;
+    const float center = x[of.column] + of.all.mean.at[0];
+    const float unbiased = __fdiv_rn(of.all.squares.at[0], of.all.count - 1.0f);
+    mean[of.column] = center;
+    rstd[of.column] = __frcp_rn(__fsqrt_rn(__fdiv_rn(of.all.squares.at[0], of.all.count) + eps));
     if (!isfinite(center) || !isfinite(unbiased)) return;
-    running_mean[column] = fmaf(momentum, center, (1.0f - momentum) * running_mean[column]);
-    running_var[column] = fmaf(momentum, unbiased, (1.0f - momentum) * running_var[column]);
+    float *kept_mean = running_mean + of.column, *kept_var = running_var + of.column;
+    *kept_mean = fmaf(momentum, center, (1.0f - momentum) * *kept_mean);
+    *kept_var = fmaf(momentum, unbiased, (1.0f - momentum) * *kept_var);
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+    batch_norm_add_moments(const float* x, const float* parts, int64_t count, int64_t rows,
+                           int64_t b, int64_t n, float* out) {
+    const Column of(parts, count, rows, b, n);
+    if (!of.mine) return;
+    out[of.column] = x[of.column];
+    out[n + of.column] = of.all.mean.at[0];
+    out[2 * n + of.column] = of.all.squares.at[0];
 }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -256,8 +281,8 @@ extern "C" __global__ void __launch_bounds__(1024)
 
 extern "C" __global__ void __launch_bounds__(256)
     batch_norm_gradient(const float* x, const float* dy, const float* mean, const float* rstd,
-                        const float* weight, const float* sums, float* dx, int64_t b, int64_t n,
-                        int64_t turns) {
+                        const float* weight, const float* sums, float rows, float* dx, int64_t b,
+                        int64_t n, int64_t turns) {
     const Tile tile(b, n, turns);
     const Piece centers = tile.vector(mean), scales = tile.vector(rstd);
     Piece factors = tile.vector(weight), slopes = {}, means = {};
@@ -265,8 +290,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int l = 0; l < VECTOR; ++l) {
         factors.at[l] *= scales.at[l];
-        slopes.at[l] = __fdiv_rn(slopes.at[l], static_cast<float>(b));
-        means.at[l] = __fdiv_rn(means.at[l], static_cast<float>(b));
+        slopes.at[l] = __fdiv_rn(slopes.at[l], rows);
+        means.at[l] = __fdiv_rn(means.at[l], rows);
     }
     for (int64_t row = tile.row; row < tile.stop; row += GROUPS * ROWS) {
         Piece values[ROWS], grad[ROWS];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import kernel_naive as naive
@@ -49,19 +50,26 @@ def _layer_norm_backward(xp: ModuleType, batch: int, width: int) -> Work:
 
 
 @case("batch_norm_forward", 1024, 128)
-def _batch_norm_forward(xp: ModuleType, batch: int, width: int) -> Work:
+def _batch_norm_forward(
+    xp: ModuleType, batch: int, width: int, gather: Callable | None = None
+) -> Work:
     rows = _rows(batch)
     x, weight, bias = floats(xp, rows, width), floats(xp, width), floats(xp, width)
     mean, variance = xp.zeros(width, np.float32), xp.ones(width, np.float32)
 
     def call() -> tuple:
-        y = batch_norm(x, weight, bias, mean, variance, training=True, eps=EPS)
+        y = batch_norm(x, weight, bias, mean, variance, training=True, eps=EPS, gather=gather)
         return y, mean, variance
 
     return Work(
         call, 12 * rows * width + 24 * width, f"B={rows} N={width}",
         naive=lambda: naive.batch_norm(x, weight, bias, mean, variance, EPS),
     )  # fmt: skip
+
+
+@case("batch_norm_of_a_rank", 1024, 128)
+def _batch_norm_of_a_rank(xp: ModuleType, batch: int, width: int) -> Work:
+    return _batch_norm_forward(xp, batch, width, gather=lambda own: own[None])
 
 
 @case("batch_norm_backward", 1024, 128)

@@ -1,11 +1,14 @@
 """Batch normalization on every device, against the formulas column by column in float64."""
 
+import functools
+
 import numpy as np
 import oracle
 import pytest
 
 from cupyrec import Tensor, arrays
 from cupyrec.ops.batch_norm import batch_norm
+from cupyrec.parallel import world
 from cupyrec.testing import gradcheck
 
 f32 = np.float32
@@ -191,6 +194,52 @@ def test_same_bits_for_any_number_of_threads():
 def test_thread_order(xp, shape):
     inputs = normals(shape)
     oracle.check_thread_order(xp, lambda: run(xp, *inputs))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("how", ["even", "uneven", "the last has all"])
+@pytest.mark.parametrize("mean", [0, 1e4])
+@pytest.mark.parametrize("shape", [(7, 127), (130, 40), (1025, 33)], ids=str)
+def test_a_batch_on_several_ranks(np_or_xp, shape, mean, how):
+    ranks, rows = world(), shape[0]
+    x, *vectors, dy = normals(shape)
+    x += f32(mean)
+    borders = {
+        "even": np.linspace(0, rows, ranks.size + 1).astype(int),
+        "uneven": [0, *[min(rows, k * k) for k in range(ranks.size - 1)], rows],
+        "the last has all": [0] * ranks.size + [rows],
+    }[how]
+    own = slice(borders[ranks.rank], borders[ranks.rank + 1])
+    gather = functools.partial(ranks.all_gather, "a test")
+    y, dx, *sums, mean, variance = run(np_or_xp, x[own], *vectors, dy[own], gather=gather)
+    plain, expected = naive(x, *vectors, dy), truth(x, *vectors, dy)
+    whole = [np.concatenate(_all(ranks, a)) for a in (y, dx)]
+    whole += [np.sum(_all(ranks, a), axis=0) for a in sums]
+    for a, b, c in zip(whole, plain, expected, strict=True):
+        oracle.check_error(a, b, c)
+    x = np.float64(x)
+    np.testing.assert_allclose(mean, 0.1 * x.mean(axis=0), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(variance, 0.9 + 0.1 * x.var(axis=0, ddof=1), rtol=1e-6)
+    for a in (mean, variance):
+        assert len({other.tobytes() for other in _all(ranks, a)}) == 1
+
+
+def _all(ranks, array):
+    """The arrays of all ranks."""
+    told = ranks.all_gather_json("a test", np.float64(array).tolist())
+    return [np.reshape(a, (-1, *array.shape[1:])).astype(f32) for a in told]
+
+
+@pytest.mark.ranks
+def test_what_is_not_finite_on_one_rank_moves_no_statistics(np_or_xp):
+    ranks = world()
+    x, *vectors, dy = normals((5, 3))
+    x[0, 1] = np.inf if ranks.rank == ranks.size - 1 else 0
+    gather = functools.partial(ranks.all_gather, "a test")
+    with np.errstate(invalid="ignore"):
+        y, *_, mean, variance = run(np_or_xp, x, *vectors, dy, gather=gather)
+    assert (mean[1], variance[1]) == (0, 1) and np.isnan(y[:, 1]).all()
+    assert (mean[[0, 2]] != 0).all() and np.isfinite(y[:, [0, 2]]).all()
 
 
 def zeros(*shape, dtype=f32):

@@ -366,16 +366,16 @@ NEAR_IDEAL = {
     "gather_rows", "round_rows", "int8_encode", "int8_decode", "bce", "bce_and_gradient",
     "pool_rows", "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
     "batch_norm_forward", "batch_norm_backward", "cast_rows", "cast_matrices", "gather_rows_16",
+    "batch_norm_of_a_rank",
     "single_output_backward", "single_output_16_backward", "owners", "rank_sum", "encode_at_random",
     *(f"{way}_messages{n}" for way in ("encode", "decode") for n in ("", "_16")),
     *(f"{op}{n}_{way}" for n in ("", "_16") for way in ("forward", "backward") for op in
       "dot_interaction dot_interaction_rows factorization_machine relu_dropout".split()),
 }  # fmt: skip
-ROW_WISE = {
-    "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",
-    "catch_up_rows", "caught_up_vectors", "ftrl_rows", "segment_sum", "segment_sum_bags",
-    "segment_sum_16", "partition",
-}  # fmt: skip
+ROW_WISE = set(
+    "sgd_rows momentum_rows adagrad_rows rowwise_adagrad_rows adam_rows catch_up_rows ftrl_rows"
+    " caught_up_vectors segment_sum segment_sum_bags segment_sum_16 partition".split()
+)
 SMALL = {"bce", "bce_and_gradient", "cast_matrices"}  # 65,536 samples, or weights, don't fill a GPU
 NO_STREAM = SMALL | {
     "initial_uniform", "initial_normal",  # 12 bytes a vector are read; what is drawn bounds them

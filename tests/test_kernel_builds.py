@@ -183,8 +183,10 @@ def normalize(width, shift):
     parameters = [Tensor(floats(width), requires_grad=True) for _ in range(2)]
     x = Tensor(floats(40, width, shift=shift), requires_grad=True)
     layer_norm.layer_norm(x, *parameters)._node.backward(floats(40, width))
-    y = batch_norm.batch_norm(x, *parameters, floats(width), floats(width), training=True)
-    y._node.backward(floats(40, width))
+    for gather in (None, lambda own: own[None]):
+        given = *parameters, floats(width), floats(width)
+        y = batch_norm.batch_norm(x, *given, training=True, gather=gather)
+        y._node.backward(floats(40, width))
 
 
 def single_outputs(width, shift, dtype):

@@ -246,14 +246,87 @@ def test_checkpoints_of_all_ranks(tmp_path) -> None:
     RANKS.barrier("the end of the folder")
 
 
-def test_batches_are_normalized_by_one_rank_alone() -> None:
-    layer, x = nn.BatchNorm1d(3), np.ones((4, 3), np.float32)
-    if N == 1:
-        assert layer(x).shape == (4, 3)
-    else:
-        with pytest.raises(ValueError, match=f"training must be by one rank.*got {N} ranks"):
-            layer(x)
-    assert layer.eval()(x).shape == (4, 3)
+class Normalized(nn.Module):
+    """What comes, and hidden activations, are normalized over the batch of all ranks."""
+
+    def __init__(self, ranks: Communicator) -> None:
+        cupyrec.manual_seed(5)
+        self.table = nn.MultiTableEmbedding(3, 2)
+        self.table.group.exchange = Exchange(ranks, num_tables=3)
+        self.bottom = nn.FusedMLP(8, [], 6, skip_final_activation=True)
+        self.top = nn.FusedMLP(6, [], 1, skip_final_activation=True)
+        self.norms = [nn.BatchNorm1d(features, ranks=ranks) for features in (8, 6)]
+
+    @cupyrec.graphed
+    def towers(self, dense, vectors):
+        x = self.norms[0](cupyrec.concatenate([dense, vectors.reshape(-1, 6)], axis=1))
+        return self.top(cupyrec.relu(self.norms[1](self.bottom(x))))
+
+    def forward(self, dense, ids):
+        return self.towers(dense, self.table(ids))
+
+
+def shares(rows: int, step: int) -> list[int]:
+    """Where each rank's rows begin, and all end: any numbers of them, often none."""
+    borders = np.random.default_rng(step).integers(0, rows + 1, N - 1)
+    return [0, *np.sort(borders).tolist(), rows]
+
+
+def normalized(
+    ranks: Communicator, steps: int, device: str = "cpu", amp: str | None = None
+) -> list[np.ndarray]:
+    """Dense parameters and running statistics."""
+    model = Normalized(ranks).to(device)
+    model.amp = amp
+    optimizer = optim.SGD(model.parameters(), 0.05)
+    for step in range(steps):
+        dense, ids, labels = log(12, seed=step)
+        borders = shares(12, step) if ranks is RANKS else [0, 12]
+        first, end = borders[ranks.rank : ranks.rank + 2]
+        given = (a[first:end] for a in (dense + np.float32(2), ids, labels[:, None]))
+        training.train_step(model, data.Batch(*given, first, 12), optimizer)
+    state = model.state_dict()
+    running = [arrays.to_host(state[name]) for name in state if "running" in name]
+    for own in running if ranks is RANKS else []:
+        assert all((other == own).all() for other in RANKS.all_gather("a test", own))
+    return [arrays.to_host(optimizer.parameter_groups[0].data), *running]
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_batches_of_all_ranks_are_normalized_together(device: str) -> None:
+    steps = 200 if device == "cpu" else 3
+    alone, together = (normalized(ranks, steps, device) for ranks in (Communicator(), RANKS))
+    for a, b in zip(together, alone, strict=True):
+        assert distance(a, b) <= 1e-6
+    if device == "cpu":
+        again = normalized(RANKS, steps)
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(together, again, strict=True))
+
+
+@pytest.mark.parametrize(("device", "amp"), [("cpu", "bfloat16"), ("sim", "float16")])
+def test_batches_are_normalized_together_in_16_bits(device: str, amp: str) -> None:
+    alone, together = (normalized(ranks, 3, device, amp) for ranks in (Communicator(), RANKS))
+    for a, b in zip(together, alone, strict=True):
+        assert distance(a, b) <= 1e-3
+
+
+def test_a_batch_of_one_row_is_refused_by_all_ranks() -> None:
+    layer, rows = nn.BatchNorm1d(3, ranks=RANKS), int(R == N - 1)
+    with pytest.raises(ValueError, match="'x' must have B of at least 2 in training, got"):
+        layer(np.ones((rows, 3), np.float32))
+    assert layer.eval()(np.ones((rows, 3), np.float32)).shape == (rows, 3)
+    assert layer.train()(np.ones((0, 3), np.float32)).shape == (0, 3)
+    assert (layer.running_mean.data == 0).all()
+
+
+def test_batches_of_all_ranks_have_no_graph(caplog) -> None:
+    model = Normalized(RANKS).to("sim")
+    optimizer = optim.SGD(model.parameters(), 0.05)
+    dense, ids, labels = log(2 * N + 1)
+    batch = data.Batch(dense, ids, labels[:, None]).of_rank(R, N)
+    for _ in range(5):
+        training.train_step(model, batch, optimizer)
+    assert ("BatchNorm1d asks other ranks" in caplog.text) == (N > 1)
 
 
 def test_a_loss_that_is_not_finite_is_refused_by_all_ranks() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from cupyrec import errors
+from cupyrec.graph import is_capturing
 from cupyrec.nn.module import Buffer, Module, Parameter
 from cupyrec.ops.batch_norm import batch_norm
 from cupyrec.ops.layer_norm import layer_norm
+from cupyrec.parallel import Communicator, world
 
 __all__ = ["BatchNorm1d", "LayerNorm"]
 
@@ -56,6 +59,9 @@ class BatchNorm1d(Module):
     running ones; evaluation takes these. An empty batch changes nothing, nor does a column whose
     mean or variance isn't finite change its own: such a step is left out, and training goes on.
 
+    Of several ranks the batch is that of all: in training all ranks make forward and backward
+    passes together, with whatever rows each has, and there is no CUDA graph of them.
+
     Parameters
     ----------
     features : int
@@ -63,12 +69,13 @@ class BatchNorm1d(Module):
         Added to the variance.
     momentum : float
         How far the running statistics move to those of a batch, from 0 to 1.
+    ranks : Communicator, optional
+        Whose rows are the batch; by default all that the launcher started.
 
     Raises
     ------
     ValueError, TypeError
-        `features` is not a positive integer, `eps` below 0, or `momentum` not in [0, 1]. In
-        training: there are several ranks, whose batch it would have to know.
+        `features` is not a positive integer, `eps` below 0, or `momentum` not in [0, 1].
 
     Notes
     -----
@@ -85,7 +92,14 @@ class BatchNorm1d(Module):
     (Buffer([2.], dtype=float32), Buffer([20.9], dtype=float32))
     """
 
-    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(
+        self,
+        features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        *,
+        ranks: Communicator | None = None,
+    ) -> None:
         features = errors.positive("BatchNorm1d", "features", features)
         self.eps = errors.at_least_0("BatchNorm1d", "eps", eps)
         self.momentum = errors.at_least_0("BatchNorm1d", "momentum", momentum)
@@ -96,13 +110,20 @@ class BatchNorm1d(Module):
         self.running_mean = Buffer(np.zeros(features, np.float32))
         self.running_var = Buffer(np.ones(features, np.float32))
 
+        self._ranks = ranks
+
+    @property
+    def ranks(self) -> Communicator:
+        """The ranks whose rows are the batch."""
+        return world() if self._ranks is None else self._ranks
+
     def forward(self, x: Any) -> Any:
+        gather = None
         if self.training and self.ranks.size > 1:
-            raise ValueError(
-                "BatchNorm1d: training must be by one rank, whose rows are the whole batch, "
-                f"got {self.ranks.size} ranks."
-            )
+            if is_capturing():
+                raise RuntimeError("BatchNorm1d asks other ranks for their statistics.")
+            gather = functools.partial(self.ranks.all_gather, "batch statistics")
         return batch_norm(
             x, self.weight, self.bias, self.running_mean, self.running_var,
-            training=self.training, momentum=self.momentum, eps=self.eps,
+            training=self.training, momentum=self.momentum, eps=self.eps, gather=gather,
         )  # fmt: skip

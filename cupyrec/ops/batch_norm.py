@@ -14,10 +14,15 @@ Evaluation takes the running ones. The batch's come from parts of its rows: of e
 sum of squared differences from it, put together by the formula of Chan, Golub and LeVeque (1983) in
 an order that sizes alone decide; all less the batch's first row, so that a large mean does no harm
 in float32. On a GPU magnitudes below 2^-126 count as zero.
+
+Where a batch lies on several ranks each has these of its rows, and puts those of all ranks together
+in their order, in float64 on the host; backward it adds up the sums of all ranks for dx likewise.
+So all have the same bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,15 +114,23 @@ def _moments(x: np.ndarray) -> np.ndarray:
     return parts[0]
 
 
-def _statistics(x: np.ndarray, eps: float, momentum: float, running: tuple) -> tuple:
+def _statistics(x: np.ndarray, eps: float, momentum: float, running: Sequence[Any]) -> tuple:
     mean, squares = _moments(x)
     mean += x[0]
-    one, momentum = x.dtype.type(1), x.dtype.type(momentum)
-    news = mean, squares / x.dtype.type(len(x) - 1)
+    return _moved(mean, squares, len(x), eps, momentum, running)
+
+
+def _moved(
+    mean: np.ndarray, squares: np.ndarray, rows: int, eps: float, momentum: float, running: Any
+) -> tuple:
+    """The mean and rstd of a batch, which has moved the running statistics."""
+    number = mean.dtype.type
+    one, momentum = number(1), number(momentum)
+    news = mean, squares / number(rows - 1)
     finite = np.isfinite(news).all(axis=0)
     for kept, new in zip(running, news, strict=True):
         np.copyto(kept, (one - momentum) * kept + momentum * new, where=finite)
-    return mean, one / np.sqrt(squares / x.dtype.type(len(x)) + x.dtype.type(eps))
+    return mean, one / np.sqrt(squares / number(rows) + number(eps))
 
 
 # Devices
@@ -144,6 +157,11 @@ _batch_statistics = Kernel(
     " float eps, float momentum, float* running_mean, float* running_var, float* mean, float* rstd",
     lambda columns: Geometry(blocks(columns, 32), 1024),
 )  # fmt: skip
+_add_moments = Kernel(
+    "batch_norm.cu", "batch_norm_add_moments",
+    "const float* x, const float* parts, int64_t count, int64_t rows, int64_t b, int64_t n,"
+    " float* out", lambda columns: Geometry(blocks(columns, 32), 1024),
+)  # fmt: skip
 _normalize = Kernel(
     "batch_norm.cu", "batch_norm",
     "const float* x, const float* mean, const float* rstd, const float* weight, const float* bias,"
@@ -162,7 +180,7 @@ _add_parts = Kernel(
 _gradient = Kernel(
     "batch_norm.cu", "batch_norm_gradient",
     "const float* x, const float* dy, const float* mean, const float* rstd, const float* weight,"
-    " const float* sums, float* dx," + _TAIL, _geometry, optional="sums",
+    " const float* sums, float rows, float* dx," + _TAIL, _geometry, optional="sums",
 )  # fmt: skip
 
 
@@ -183,17 +201,31 @@ class _Cut:
         kernel(*arguments, *self.tail, macros=self.macros, **self.sizes)
 
 
-def _statistics_device(xp: Any, x: Any, eps: float, momentum: float, running: tuple) -> tuple:
+def _statistics_device(
+    xp: Any, x: Any, eps: float, momentum: float, running: Sequence[Any]
+) -> tuple:
+    mean, rstd = xp.empty(x.shape[1], np.float32), xp.empty(x.shape[1], np.float32)
+    _of_parts(_batch_statistics, xp, x, eps, momentum, *running, mean, rstd)
+    return mean, rstd
+
+
+def _moments_device(xp: Any, x: Any) -> np.ndarray:
+    """(3, N) on the host: the first row, and of all rows less that mean and squares."""
+    out = xp.empty((3, x.shape[1]), np.float32)
+    _of_parts(_add_moments, xp, x, out)
+    return arrays.to_host(out)
+
+
+def _of_parts(kernel: Kernel, xp: Any, x: Any, *arguments: Any) -> None:
+    """Launch a kernel on the moments of parts of the rows."""
     rows, columns = x.shape
     cut = _Cut(rows, columns, x)
     parts = xp.empty((cut.parts, 2, columns), np.float32)
     cut.launch(_batch_moments, x, parts)
-    mean, rstd = xp.empty(columns, np.float32), xp.empty(columns, np.float32)
-    _batch_statistics(
-        x, parts, cut.parts, cut.part_rows, rows, columns, eps, momentum, *running, mean, rstd,
-        macros=cut.macros, columns=columns,
+    kernel(
+        x, parts, cut.parts, cut.part_rows, rows, columns, *arguments, macros=cut.macros,
+        columns=columns,
     )  # fmt: skip
-    return mean, rstd
 
 
 def _sums_device(xp: Any, cut: _Cut, x: Any, dy: Any, mean: Any, rstd: Any) -> Any:
@@ -207,15 +239,55 @@ def _sums_device(xp: Any, cut: _Cut, x: Any, dy: Any, mean: Any, rstd: Any) -> A
     return sums
 
 
+# Several ranks
+
+
+def _rows_and_moments(xp: Any, x: Any, gather: Callable) -> tuple[int, np.ndarray, np.ndarray]:
+    """How many rows all ranks have, their mean and their squared differences, in float64."""
+    own = np.zeros((3, x.shape[1]))
+    if len(x):
+        first, *moments = (x[0], *_moments(x)) if xp is np else _moments_device(xp, x)
+        own[0], own[1:] = len(x), moments
+        own[1] += first
+    parts = gather(own)
+    parts = parts[parts[:, 0, 0] > 0]
+    if len(parts) == 0:
+        return 0, own[1], own[2]
+    counts, moments = parts[:, 0, 0].copy(), parts[:, 1:].copy()
+    _add_moments_cpu(moments, counts)
+    return int(counts.sum()), *moments[0]
+
+
+def _statistics_of_ranks(
+    xp: Any, x: Any, eps: float, momentum: float, running: Sequence[Any], gather: Callable
+) -> tuple[int, Any, Any]:
+    """How many rows all ranks have, and `_statistics` of these."""
+    rows, *moments = _rows_and_moments(xp, x, gather)
+    if rows == 1:
+        raise ValueError(
+            "batch_norm: 'x' must have B of at least 2 in training, got 1 row of all ranks."
+        )
+    of_batch = [a.astype(x.dtype) for a in moments]
+    if rows:
+        kept = [arrays.to_host(a) for a in running]
+        of_batch = _moved(*of_batch, rows, eps, momentum, kept)
+        for array, new in zip(running, kept, strict=True):
+            array[...] = arrays.copy_to(xp, new)
+    return rows, *(arrays.copy_to(xp, a) for a in of_batch)
+
+
 class _BatchNorm(Function):
-    def forward(self, x, weight, bias, running, training, momentum, eps):
+    def forward(self, x, weight, bias, running, training, momentum, eps, gather):
         self.xp = xp = arrays.namespace("batch_norm", x, weight, bias)
         self.x, self.weight = x, weight = xp.ascontiguousarray(x), xp.ascontiguousarray(weight)
         self.training, bias = training, xp.ascontiguousarray(bias)
+        self.rows, self.gather = len(x), gather if training else None  # rows of all ranks
         y = (arrays.empty if xp is np else xp.empty)(x.shape, x.dtype)
         if not training:
             mean = running[0].copy()  # for backward, whatever changes it until then
             rstd = 1 / xp.sqrt(running[1] + x.dtype.type(eps))
+        elif gather is not None:
+            self.rows, mean, rstd = _statistics_of_ranks(xp, x, eps, momentum, running, gather)
         elif len(x) == 0:
             mean, rstd = xp.zeros(x.shape[1], x.dtype), xp.zeros(x.shape[1], x.dtype)
         elif xp is np:
@@ -236,19 +308,24 @@ class _BatchNorm(Function):
         return y
 
     def backward(self, dy):
-        xp, x, weight, (mean, rstd) = self.xp, self.x, self.weight, self.statistics
+        xp, x = self.xp, self.x
         dy = xp.ascontiguousarray(dy)
         dx = (arrays.empty if xp is np else xp.empty)(x.shape, x.dtype) if self.needs[0] else None
+        sums = self._sums(dy)
+        if dx is not None:
+            of_batch = self._of_batch(sums)
+            if len(x):
+                self._gradient(dy, of_batch, dx)
+        return dx, sums[0], sums[1]
+
+    def _sums(self, dy):
+        """(2, N): dweight and dbias, of this rank's rows."""
+        xp, x, (mean, rstd) = self.xp, self.x, self.statistics
         rows, columns = x.shape
         if rows == 0:
-            return dx, xp.zeros(columns, x.dtype), xp.zeros(columns, x.dtype)
+            return xp.zeros((2, columns), x.dtype)
         if xp is not np:
-            cut = _Cut(rows, columns, x, dy, mean, rstd, weight, *([] if dx is None else [dx]))
-            sums = _sums_device(xp, cut, x, dy, mean, rstd)
-            if dx is not None:
-                of_batch = sums if self.training else None
-                cut.launch(_gradient, x, dy, mean, rstd, weight, of_batch, dx)
-            return dx, sums[0], sums[1]
+            return _sums_device(xp, _Cut(rows, columns, x, dy, mean, rstd), x, dy, mean, rstd)
         size = _row_block(columns)
         parts = np.zeros((-(-rows // size), 2, columns), x.dtype)
 
@@ -256,16 +333,29 @@ class _BatchNorm(Function):
             _sums_cpu(x[i:j], dy[i:j], mean, rstd, parts[i // size])
 
         cpu.parallel(add_up, rows, size)
-        sums = parts.sum(axis=0)
-        slopes, means = sums / x.dtype.type(rows) if self.training else np.zeros_like(sums)
+        return parts.sum(axis=0)
+
+    def _of_batch(self, sums):
+        """The sums of all ranks' rows; in evaluation, where dx has none of them, None."""
+        if self.gather is None:
+            return sums if self.training else None
+        everyone = self.gather(arrays.to_host(sums).astype(np.float64))
+        return arrays.copy_to(self.xp, everyone.sum(axis=0).astype(sums.dtype))
+
+    def _gradient(self, dy, sums, dx):
+        x, weight, (mean, rstd) = self.x, self.weight, self.statistics
+        if self.xp is not np:
+            cut = _Cut(*x.shape, x, dy, mean, rstd, weight, dx)
+            cut.launch(_gradient, x, dy, mean, rstd, weight, sums, float(self.rows), dx)
+            return
+        zeros = np.zeros((2, x.shape[1]), x.dtype)
+        slopes, means = zeros if sums is None else sums / x.dtype.type(self.rows)
         factors = weight * rstd
 
         def block(i: int, j: int) -> None:
             _gradient_cpu(x[i:j], dy[i:j], mean, rstd, factors, slopes, means, dx[i:j])
 
-        if dx is not None:
-            cpu.parallel(block, rows, size)
-        return dx, sums[0], sums[1]
+        cpu.parallel(block, len(x), _row_block(x.shape[1]))
 
 
 def batch_norm(
@@ -278,6 +368,7 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    gather: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Any:
     """Return y of the formula above.
 
@@ -294,6 +385,10 @@ def batch_norm(
         How far the running statistics move to the batch's, from 0 to 1.
     eps : float
         Added to the variance.
+    gather : callable, optional
+        If x is a rank's part of the batch: returns the arrays (M, N) of all ranks, (ranks, M, N),
+        in their order. In training all ranks call it, forward and, if x wants a gradient, backward,
+        those without rows as well. The gradients of weight and bias are of this rank's rows.
 
     Returns
     -------
@@ -329,12 +424,12 @@ def batch_norm(
         errors.dtype(where, name, array, raw["x"].dtype)
     shapes = {name: (array, "B N" if name == "x" else "N") for name, array in raw.items()}
     rows, columns = errors.axes(where, **shapes)
-    if columns == 0 or (training and rows == 1):
+    if columns == 0 or (training and rows == 1 and gather is None):
         rule = "N of at least 1" if columns == 0 else "B of at least 2 in training"
         raise ValueError(f"batch_norm: 'x' must have {rule}, got shape {raw['x'].shape}.")
     if errors.at_least_0(where, "momentum", momentum) > 1:
         raise ValueError(f"batch_norm: 'momentum' must lie in [0, 1], got {momentum}.")
     return _BatchNorm.apply(
         x, weight, bias, running=(raw["running_mean"], raw["running_var"]), training=training,
-        momentum=float(momentum), eps=errors.at_least_0(where, "eps", eps),
+        momentum=float(momentum), eps=errors.at_least_0(where, "eps", eps), gather=gather,
     )  # fmt: skip
