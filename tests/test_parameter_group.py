@@ -1,11 +1,14 @@
+import functools
 import math
+import threading
 
 import numpy as np
 import oracle
 import pytest
 
-from cupyrec import nn, optim
+from cupyrec import arrays, nn, optim
 from cupyrec.optim import SGD, Adam
+from cupyrec.parallel import world
 
 
 def test_each_has_its_own_rates():
@@ -29,6 +32,34 @@ def test_each_has_its_own_rates():
     assert a.data.tolist() == [0.5, -2.5]
     assert c.data.tolist() == [-0.125, -3.125]
     assert [p.shape for p in optimizer.parameters] == [(2,)] * 3
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_ranks_add_up_the_gradients_of_all_groups_at_once(device, monkeypatch):
+    ranks, xp = world(), arrays.module(device)
+    parameters = [nn.Parameter(xp.zeros(size, np.float32)) for size in (3, 70, 1)]
+    groups = [{"params": p, "lr": lr} for p, lr in zip(parameters, (1.0, 0.5, 2.0), strict=True)]
+    optimizer = SGD(groups, lr=1.0)
+    own = [
+        [oracle.normals(p.shape, seed=10 * rank + i) for i, p in enumerate(parameters)]
+        for rank in range(ranks.size)
+    ]
+    for p, grad in zip(parameters, own[ranks.rank], strict=True):
+        p.grad = arrays.copy_to(xp, grad)
+    calls, submit = [], ranks.submit
+
+    def spy(what, *given):
+        if threading.current_thread() is threading.main_thread():
+            calls.append(what)
+        return submit(what, *given)
+
+    monkeypatch.setattr(ranks, "submit", spy)
+    optimizer.step(xp.ones(1, np.float32))
+    assert calls == (["dense gradients", "norm"] if ranks.size > 1 else ["dense gradients"])
+    for i, (p, lr) in enumerate(zip(parameters, (1.0, 0.5, 2.0), strict=True)):
+        total = functools.reduce(np.add, [gradients[i] for gradients in own])
+        np.testing.assert_array_equal(arrays.to_host(p.data), -np.float32(lr) * total)
 
 
 def test_tables_have_rates_too():

@@ -20,7 +20,7 @@ from cupyrec.ops.clip_scale import clip_scale, sum_squares
 from cupyrec.ops.embedding_rows import Rounding, RowMemory
 from cupyrec.optim.gradient_scaler import GradientScaler
 from cupyrec.optim.parameter_group import ParameterGroup
-from cupyrec.parallel import Communicator, world
+from cupyrec.parallel import Communicator, all_reduce, world
 
 __all__ = ["Optimizer"]
 
@@ -108,8 +108,11 @@ class Optimizer(ABC):
         xp = self._module()
         if scaler is not None:
             scaler.attach(xp, self.betas)
-        for share in self.parameter_groups:
-            share.flatten(xp, {name: self._initial(name) for name in self.state})
+        shares, sizes = self.parameter_groups, [share.size for share in self.parameter_groups]
+        self._gradients = xp.zeros(sum(sizes), np.float32)  # of all, which ranks add up at once
+        for share, end in zip(shares, itertools.accumulate(sizes), strict=True):
+            own = self._gradients[end - share.size : end]
+            share.flatten({name: self._initial(name) for name in self.state}, own)
             for group in share.tables:
                 self._prepare(group, share)
 
@@ -326,9 +329,15 @@ class Optimizer(ABC):
             share: [(table, table.gradients(share.scaled_l2(loss_scale))) for table in share.tables]
             for share in self.parameter_groups
         }
-        dense = [share.collect(loss_scale, self.ranks) for share in work]
+        for share in work:
+            share.collect()
+        coming = all_reduce(self.ranks, "dense gradients", self._gradients)
         rows = [gradients for tables in work.values() for _, gradients in tables]
-        scale = self._scale(loss.data if isinstance(loss, Tensor) else loss, rows, dense)
+        loss = loss.data if isinstance(loss, Tensor) else loss
+        told = self._of_all_ranks(rows, loss) if self.ranks.size > 1 else None
+        coming.result()
+        dense = [share.gradient(loss_scale) for share in work]
+        scale = self._scale(loss, rows, dense, told)
         self.t += 1
         random.set_step(self.t)
         for (share, tables), grad, own in zip(work.items(), dense, rates, strict=True):
@@ -347,15 +356,16 @@ class Optimizer(ABC):
             )
         return dict(lr=lr, weight_decay=weight_decay)
 
-    def _scale(self, loss: Any, rows: list[RowGradients], dense: list[Any]) -> Any:
+    def _scale(
+        self, loss: Any, rows: list[RowGradients], dense: list[Any], told: tuple | None
+    ) -> Any:
         """The factor of all gradients; on a device an array, NaN where nothing may be updated."""
         scaler, on_cpu = self.scaler, self._xp is np
         before = scaler.skipped if scaler and on_cpu else 0
-        values = [g.values for g in rows if g.squares is None]
-        known = np.array([g.squares for g in rows if g.squares is not None], np.float64)
-        gradients, elsewhere = [*values, *dense], known
-        if self.ranks.size > 1:  # dense gradients are the same everywhere by now, rows are not
-            gradients, (elsewhere, loss) = dense, self._of_all_ranks(values, known, loss)
+        values, elsewhere = _by_squares(rows)
+        gradients = [*values, *dense]
+        if told is not None:  # dense gradients are the same everywhere by now, rows are not
+            gradients, (elsewhere, loss) = dense, told
         scale = clip_scale(
             gradients, self.clip_norm, loss, scaling=scaler and scaler.scaling,
             elsewhere=elsewhere,
@@ -377,16 +387,13 @@ class Optimizer(ABC):
             raise FloatingPointError(f"{type(self).__name__}.step: {what} in step {self.t + 1}.")
         return scale
 
-    def _of_all_ranks(
-        self, values: list[Any], known: np.ndarray, loss: Any
-    ) -> tuple[np.ndarray, Any]:
+    def _of_all_ranks(self, rows: list[RowGradients], loss: Any) -> tuple[np.ndarray, Any]:
         """Each rank's sum of squares of its rows' gradients, and the sum of the losses."""
-        xp = self._xp
-        squares = known.sum()
-        if values:
-            squares += arrays.to_host(sum_squares(values)).sum()
-        own = [squares, 0.0 if loss is None else float(loss)]
-        told = self.ranks.all_gather("norm", np.array(own))
+        xp, (values, known) = self._xp, _by_squares(rows)
+        asked = [sum_squares(values)] if values else []
+        asked.append(xp.asarray(0.0 if loss is None else loss, np.float64).reshape(1))
+        *squares, loss = arrays.to_host(xp.concatenate(asked))  # a device is waited for once
+        told = self.ranks.all_gather("norm", np.array([known.sum() + np.sum(squares), loss]))
         return told[:, 0], arrays.copy_to(xp, told[:, 1].sum(keepdims=True).astype(np.float32))
 
     def _not_finite(self, rows: list[RowGradients], dense: list[Any]) -> str:
@@ -417,6 +424,12 @@ class Optimizer(ABC):
     @abstractmethod
     def _update_rows(self, memory: RowMemory, rows: Any, g: Any, **rates: Any) -> None:
         """Update rows; rates are `lr`, `weight_decay`, `scale` and `rounding`."""
+
+
+def _by_squares(rows: list[RowGradients]) -> tuple[list[Any], np.ndarray]:
+    """Gradients whose sum of squares is to be found, and the sums of the others."""
+    known = [g.squares for g in rows if g.squares is not None]
+    return [g.values for g in rows if g.squares is None], np.array(known, np.float64)
 
 
 def _are_dicts(where: str, parameters: list[Any]) -> bool:

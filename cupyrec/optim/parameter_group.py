@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from cupyrec import arrays, errors
 from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group
-from cupyrec.parallel import Communicator, all_reduce
 
 __all__ = ["ParameterGroup"]
 
@@ -32,6 +30,8 @@ class ParameterGroup:
         Times the weight, added to its gradient before clipping; tables need `dense_updates`.
     parameters : list of Tensor
     tables : list of Group
+    size : int
+        N, of all parameters with what aligns them.
     data, grad : (N,) arrays of float32
         All parameters side by side, and their gradients.
     state : dict of str to (N,) array of float32
@@ -70,6 +70,8 @@ class ParameterGroup:
             )
         self.tables = [p for p in held if isinstance(p, Group)]
         self.parameters = [p for p in held if not isinstance(p, Group)]
+        room = [-(-p.size // _ALIGNED) * _ALIGNED for p in self.parameters]
+        *self._starts, self.size = np.cumsum([0, *room]).tolist()
         if self.l2 and any(not table.dense_updates for table in self.tables):
             raise ValueError(
                 f"{where}: 'l2' must be 0 for tables whose rows are updated lazily "
@@ -77,30 +79,29 @@ class ParameterGroup:
                 f"got {self.l2}."
             )
 
-    def flatten(self, xp: ModuleType, state: dict[str, float]) -> None:
-        """Move the parameters into one buffer of an array module; states start from values given.
+    def flatten(self, state: dict[str, float], grad: Any) -> None:
+        """Move the parameters into one buffer; states start from values given.
 
-        Gradients that there are move into theirs.
+        Gradients that there are move into `grad` (size,), of zeros and of the parameters' device.
 
         Examples
         --------
         >>> group = ParameterGroup("SGD", {"params": [Tensor([1.0], requires_grad=True)]})
-        >>> group.flatten(np, {"m": 0.0})
+        >>> group.flatten({"m": 0.0}, np.zeros(group.size, np.float32))
         >>> group.data.size, group.state["m"].size
         (64, 64)
         """
-        room = [-(-p.size // _ALIGNED) * _ALIGNED for p in self.parameters]
-        *self._starts, size = np.cumsum([0, *room]).tolist()
-        self.data, self.grad = xp.zeros(size, np.float32), xp.zeros(size, np.float32)
-        self.state = {k: xp.full(size, value, np.float32) for k, value in state.items()}
-        for p, data, grad in zip(
+        xp = arrays.namespace("flatten", grad)
+        self.data, self.grad = xp.zeros(self.size, np.float32), grad
+        self.state = {k: xp.full(self.size, value, np.float32) for k, value in state.items()}
+        for p, data, own in zip(
             self.parameters, self.views(self.data), self.views(self.grad), strict=True
         ):
             data[...] = p.data
             if p.grad is not None:
-                grad[...] = p.grad
-                p.grad = grad
-            p.data, p.grad_buffer = data, grad
+                own[...] = p.grad
+                p.grad = own
+            p.data, p.grad_buffer = data, own
 
     def views(self, flat: Any) -> list[Any]:
         """Return each parameter's part of a flat buffer, in its shape.
@@ -108,7 +109,7 @@ class ParameterGroup:
         Examples
         --------
         >>> group = ParameterGroup("SGD", {"params": [Tensor([1.0], requires_grad=True)]})
-        >>> group.flatten(np, {})
+        >>> group.flatten({}, np.zeros(group.size, np.float32))
         >>> group.views(group.data)
         [array([1.], dtype=float32)]
         """
@@ -121,7 +122,7 @@ class ParameterGroup:
         Examples
         --------
         >>> group = ParameterGroup("SGD", {"params": [Tensor([1.0], requires_grad=True)]})
-        >>> group.flatten(np, {})
+        >>> group.flatten({}, np.zeros(group.size, np.float32))
         >>> group.taken()
         []
         """
@@ -143,10 +144,21 @@ class ParameterGroup:
             return None
         return np.float32(self.l2) if loss_scale is None else loss_scale * np.float32(self.l2)
 
-    def collect(self, loss_scale: Any = None, ranks: Communicator | None = None) -> Any:
-        """See that every gradient stands in the flat buffer; return them with that of `l2`.
+    def collect(self) -> None:
+        """See that every gradient stands in the flat buffer.
 
-        Of several ranks it is the sum of their gradients.
+        Examples
+        --------
+        See `gradient`.
+        """
+        for p in self.parameters:
+            if p.grad is None:
+                p.grad_buffer[...] = 0
+            elif p.grad is not p.grad_buffer:  # set by hand
+                p.grad_buffer[...] = p.grad
+
+    def gradient(self, loss_scale: Any = None) -> Any:
+        """Return the flat buffer's gradients with that of `l2`.
 
         A loss scale, an array of one, says by what the gradients are too large.
 
@@ -154,17 +166,11 @@ class ParameterGroup:
         --------
         >>> w = Tensor([1.0], requires_grad=True)
         >>> group = ParameterGroup("SGD", {"params": [w], "l2": 0.5})
-        >>> group.flatten(np, {})
-        >>> group.collect()[0]
+        >>> group.flatten({}, np.zeros(group.size, np.float32))
+        >>> group.collect()
+        >>> group.gradient()[0]
         np.float32(0.5)
         """
-        for p in self.parameters:
-            if p.grad is None:
-                p.grad_buffer[...] = 0
-            elif p.grad is not p.grad_buffer:  # set by hand
-                p.grad_buffer[...] = p.grad
-        if ranks is not None:
-            all_reduce(ranks, "dense gradients", self.grad).result()
         l2 = self.scaled_l2(loss_scale)
         return self.grad if l2 is None else self.grad + l2 * self.data
 
