@@ -20,7 +20,8 @@ import numpy as np
 
 __all__ = [
     "DEVICES", "HALVES", "address", "bits", "check_current", "choose_gpu", "copy_to", "device",
-    "empty", "is_float", "module", "name", "namespace", "pages", "stream", "to_host",
+    "empty", "is_capturing", "is_float", "module", "name", "namespace", "pages", "stream",
+    "to_host",
 ]  # fmt: skip
 
 logger = logging.getLogger("cupyrec")
@@ -158,6 +159,19 @@ def stream(module: ModuleType) -> tuple[int, int]:
         return -1, 0
     current = module.cuda.get_current_stream()
     return module.cuda.Device().id, getattr(current, "ptr", id(current))  # sim's have no address
+
+
+def is_capturing(module: ModuleType) -> bool:
+    """Return whether work becomes part of a graph now: whoever keeps arrays may not begin to.
+
+    An array made now has no contents before that graph is launched.
+
+    Examples
+    --------
+    >>> is_capturing(np)
+    False
+    """
+    return module is not np and module.cuda.get_current_stream().is_capturing()
 
 
 def name(module: ModuleType) -> str:

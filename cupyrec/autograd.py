@@ -360,7 +360,8 @@ def unit_gradient(like: Any) -> Any:
     """Return the gradient that `Tensor.backward` begins with by default: 1, shaped as `like`.
 
     On a device it is always the same array, so that no kernel has to write it, and a node knows by
-    ``grad is unit_gradient(grad)`` that there is nothing to multiply by. Nobody may write to it.
+    ``grad is unit_gradient(grad)`` that there is nothing to multiply by. Nobody may write to it. A
+    graph that is captured before there is one makes its own.
 
     Examples
     --------
@@ -371,9 +372,12 @@ def unit_gradient(like: Any) -> Any:
     if device == "cpu":
         return np.ones_like(like)
     key = (device, like.device if device == "cuda" else None, like.shape, like.dtype)
-    if key not in _units:
-        _units[key] = np.ones_like(like)
-    return _units[key]
+    if key in _units:
+        return _units[key]
+    made = np.ones_like(like)
+    if not arrays.is_capturing(arrays.module(device)):
+        _units[key] = made
+    return made
 
 
 @contextlib.contextmanager

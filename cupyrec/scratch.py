@@ -34,7 +34,8 @@ _kept = threading.local()  # words and last stamp, by array module and stream
 def counters(xp: ModuleType, count: int) -> Any:
     """Return what `last_block` of ``last_block.cuh`` counts blocks with: zeros, left as zeros.
 
-    It is the same array each time, one a stream.
+    It is the same array each time, one a stream; a graph that is captured before there is one
+    clears its own.
 
     Examples
     --------
@@ -42,9 +43,12 @@ def counters(xp: ModuleType, count: int) -> Any:
     (array([0, 0], dtype=uint32), True)
     """
     key = (*_place(xp), count)
-    if key not in _counters:
-        _counters[key] = xp.zeros(count, np.uint32)
-    return _counters[key]
+    if key in _counters:
+        return _counters[key]
+    made = xp.zeros(count, np.uint32)
+    if not arrays.is_capturing(xp):
+        _counters[key] = made
+    return made
 
 
 def share_counters(xp: ModuleType, stream: Any) -> None:
@@ -97,7 +101,7 @@ def stamped(xp: ModuleType, count: int) -> tuple[Any, int]:
     >>> words.size >= 3, stamp > int(words.max())
     (True, True)
     """
-    if xp is not np and xp.cuda.get_current_stream().is_capturing():
+    if arrays.is_capturing(xp):
         raise RuntimeError(
             "stamped: launches with a stamp must not be part of a graph, got a capturing stream."
         )

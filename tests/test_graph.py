@@ -368,6 +368,41 @@ def test_a_lent_gradient_is_not_written_over(sim):
         np.testing.assert_array_equal(grad.get(), then.reshape(-1))
 
 
+class Losses(Tower):
+    """Its loss is part of the graph, and both passes count blocks."""
+
+    @graphed
+    def forward(self, x, labels):
+        return cupyrec.bce_with_logits(self.mlp(x), labels)
+
+
+def test_a_backward_pass_that_is_captured_before_it_ran_leaves_nothing_behind(sim, monkeypatch):
+    """Arrays made in a capture have no contents before the graph is launched."""
+    results = []
+    for most in (3, 1 << 30):
+        monkeypatch.setattr(graph, "_CALLS", most)
+        monkeypatch.setattr("cupyrec.autograd._units", {})
+        monkeypatch.setattr("cupyrec.scratch._counters", {})
+        cupyrec.manual_seed(3)
+        models = [Losses().to("sim"), Losses().to("sim")]
+        optimizers = [optim.SGD(model.parameters(), lr=0.1) for model in models]
+        data = batch(0, 300).to("sim")
+        for model in models:
+            for _ in range(3):
+                model(data.dense, data.labels)
+        other = Tensor(sim.ones((), f32), requires_grad=True)
+        other.backward()
+        values = [other.grad.get()]
+        for model, optimizer in zip(models[::-1], optimizers[::-1], strict=True):
+            loss = model(data.dense, data.labels)
+            loss.backward()
+            optimizer.step(loss)
+            values += [loss.numpy(), *(p.numpy() for p in model.parameters())]
+        results.append(values)
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_graphs_and_their_memory_go_with_the_model(sim):
     from cupyrec.sim import heap
 

@@ -27,6 +27,16 @@ def test_streams_have_counters_of_their_own_until_they_share(sim):
         assert counters(sim, 3) is zeros
 
 
+def test_counters_of_a_graph_are_its_own(sim):
+    with sim.cuda.Stream() as stream:
+        stream.begin_capture()
+        captured = counters(sim, 7)
+        stream.end_capture().launch()
+        kept = counters(sim, 7)
+    assert captured.get().tolist() == kept.get().tolist() == [0] * 7
+    assert kept is not captured
+
+
 def test_stamps_grow_and_words_are_kept():
     words, stamp = stamped(np, 5)
     words[:] = stamp | 7
