@@ -24,12 +24,13 @@ from cupyrec.autograd import Function, Tensor
 from cupyrec.ops.row_vectors import RowVectors
 from cupyrec.scratch import share_counters
 
-__all__ = ["graphed", "is_capturing"]
+__all__ = ["graphed"]
 
 logger = logging.getLogger("cupyrec")
 
 _CALLS = 3  # alike in a row: by the last one kernels are compiled and matmuls have their algorithms
 _MOST = 4  # graphs of a module, each with memory of its own
+_ALIGNED = 256  # bytes, the most that cublasLt chooses its algorithms by
 _PLAIN = (bool, int, float, str, type(None))
 _capturing = contextvars.ContextVar("capturing", default=False)
 
@@ -40,7 +41,8 @@ def graphed(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     It is captured when it is called with inputs of the same shapes for the third time in a row.
     Results and gradients are those of the method itself, bit for bit. It is called as it is on the
     CPU, within `no_grad`, without an optimizer, for an empty batch, while gradients of a former
-    call are kept or still to come, and for other shapes, such as those of a last batch.
+    call are kept or still to come, with arguments by keyword, and for other shapes, such as those
+    of a last batch.
 
     What happens on the host happens in the capture alone. The method must therefore read no value
     of a device's array, take none from the host, and launch the same work in every call; what it
@@ -73,26 +75,16 @@ def graphed(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     graphs: weakref.WeakKeyDictionary[Any, _Graphs] = weakref.WeakKeyDictionary()
 
     @functools.wraps(method)
-    def call(module: Any, *inputs: Any) -> Tensor:
-        if not autograd.is_recording() or is_capturing() or not _on_device(inputs):
-            return method(module, *inputs)
+    def call(module: Any, *inputs: Any, **options: Any) -> Tensor:
+        plain = not autograd.is_recording() or _capturing.get() or not _on_device(inputs)
+        if plain or options:
+            return method(module, *inputs, **options)
         if module not in graphs:
             graphs[module] = _Graphs()
         graph = graphs[module].find(method, module, inputs)
-        return method(module, *inputs) if graph is None else graph.replay(inputs)
+        return method(module, *map(_aligned, inputs)) if graph is None else graph.replay(inputs)
 
     return call
-
-
-def is_capturing() -> bool:
-    """Return whether what happens now is being captured; a layer that can't be raises then.
-
-    Examples
-    --------
-    >>> is_capturing()
-    False
-    """
-    return _capturing.get()
 
 
 def _data(x: Any) -> Any:
@@ -101,6 +93,22 @@ def _data(x: Any) -> Any:
 
 def _held(x: Any) -> Any:
     return x.held if isinstance(x, Tensor) else x
+
+
+class _Copied(Function):
+    def forward(self, x):
+        return x.copy()
+
+    def backward(self, grad):
+        return (grad,)
+
+
+def _aligned(x: Any) -> Any:
+    """An input that lies as it does in a graph's memory: the order of sums may depend on that."""
+    if isinstance(x, RowVectors) or arrays.device(data := _data(x)) is None:
+        return x
+    alike = data.flags.c_contiguous and arrays.address(data) % _ALIGNED == 0
+    return x if alike else _Copied.apply(x)
 
 
 def _on_device(inputs: tuple) -> bool:
@@ -330,7 +338,7 @@ def _state(module: Any) -> tuple[list[Any], list[Tensor]]:
     parameters: list[Tensor] = []
     for part in module.modules():
         state += part.training, part.amp
-        stack = [value for name, value in vars(part).items() if name not in ("training", "_amp")]
+        stack: list[Any] = [{k: v for k, v in vars(part).items() if k not in ("training", "_amp")}]
         while stack:
             value = stack.pop()
             if isinstance(value, Tensor):
@@ -338,8 +346,10 @@ def _state(module: Any) -> tuple[list[Any], list[Tensor]]:
                 if value.requires_grad:
                     parameters.append(value)
             elif isinstance(value, (list, tuple)):
+                state.append(len(value))
                 stack += value
             elif isinstance(value, dict):
+                state += value
                 stack += value.values()
             else:
                 state.append(value)
