@@ -159,3 +159,16 @@ def test_cast_together_takes_one_launch_and_sees_changes(sim):
         assert [len(h) for h in halves] == [4, 2]
         assert halves[1][1].get()[0] == value
     assert cast_together(None, mlps)[0] is None
+
+
+def test_cast_together_leaves_what_does_not_fit(sim):
+    """Numbers of columns that are filled up to as many must not pass for one another."""
+    mlps = [seeded(13, [16], 5).to("sim"), seeded(5, [], 1).to("sim")]
+    mlps[0].amp = mlps[1].amp = "bfloat16"
+    x = sim.asarray(oracle.normals((9, 14)))
+    own, (halves, _) = cast_together(x, mlps)
+    text = "fused_mlp: 'x' must have N = 13 like 'weights[0]', got shape (9, 14)."
+    with pytest.raises(ValueError, match=sentence(text)):
+        mlps[0](own, halves)
+    mlps[1].amp = "float16"
+    assert cast_together(x, mlps) == (x, [None, None])

@@ -134,13 +134,14 @@ def cast_together(x: Any, mlps: Sequence[FusedMLP]) -> tuple[Any, list[Any]]:
     Parameters
     ----------
     x : (B, N) array or Tensor, or None
-        Input of one of them.
+        Input of the first of them.
     mlps : sequence of FusedMLP
 
     Returns
     -------
     x : (B, 8 * ceil(N / 8)) array of 16 bits
-        Itself where it has a gradient to get, or where there is nothing to cast.
+        Itself where it is a Tensor or of another N than the first takes, or where there is nothing
+        to cast.
     halves : list
         What each of `mlps` takes after its input.
 
@@ -152,11 +153,12 @@ def cast_together(x: Any, mlps: Sequence[FusedMLP]) -> tuple[Any, list[Any]]:
     (2, 1)
     """
     held = [[p.data for pair in zip(m.weights, m.biases, strict=True) for p in pair] for m in mlps]
-    xp, amp = arrays.namespace("cast_together", *held[0]), mlps[0].amp
-    if amp is None or xp is np:
+    xp, (amp, *others) = arrays.namespace("cast_together", *held[0]), {m.amp for m in mlps}
+    if amp is None or others or xp is np:
         return x, [None] * len(mlps)
     flat = [xp.ascontiguousarray(array) for own in held for array in own]
     plain = x is not None and not isinstance(x, Tensor) and x.dtype == np.float32
+    plain = plain and x.shape[1:] == held[0][0].shape[1:]
     made = iter(cast_matrices(flat, amp, xp.ascontiguousarray(x) if plain else None))
     halves = [[next(made) for _ in own] for own in held]
     return next(made, x), halves
