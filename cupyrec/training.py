@@ -23,7 +23,7 @@ from cupyrec.interruption import interruption
 from cupyrec.nn import Module
 from cupyrec.ops.bce_with_logits import bce_with_logits
 from cupyrec.optim import Adagrad, Optimizer
-from cupyrec.parallel import Exchange
+from cupyrec.parallel import Communicator, Exchange
 from cupyrec.progress import Clock, Progress
 from cupyrec.run_folder import RunFolder
 
@@ -62,6 +62,8 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     """
     if batch.labels is None:
         raise ValueError("train_step: 'batch' must have labels, got none.")
+    if optimizer.t == 0 and optimizer.ranks.size > 1:
+        _check_shares(batch, optimizer.ranks)
     batch = batch.to(model.device)
     random.set_first_sample(batch.first)
     scale = None if optimizer.scaler is None else optimizer.scaler.factor
@@ -350,6 +352,18 @@ def _with_following(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch | N
         following = next(batches, None)
         yield batch, following
         batch = following
+
+
+def _check_shares(batch: Batch, ranks: Communicator) -> None:
+    """Say so if all ranks train on the same rows, or each takes its own for all of the step's."""
+    told = ranks.all_gather("shares", np.array([len(batch), batch.total]))
+    rows = int(told[:, 0].sum())
+    if (told[:, 1] != rows).any() and ranks.rank == 0:
+        logger.warning(
+            "train_step: the ranks' batches have %d rows together, but their totals are %s: each "
+            "should be given its rows by Batch.of_rank, or they count too much",
+            rows, ", ".join(map(str, dict.fromkeys(told[:, 1].tolist()))),
+        )  # fmt: skip
 
 
 def _check_finite(loss: Tensor, batch: Batch, model: Module, optimizer: Optimizer) -> None:

@@ -107,7 +107,7 @@ def test_the_page_on_exchange():
     """Its commands are those of README, under mpirun; their words are right."""
     page = ROOT / "docs" / "exchange.md"
     result = doctest.testfile(str(page), module_relative=False)
-    assert (result.failed, result.attempted) == (0, 17)
+    assert (result.failed, result.attempted) == (0, 18)
     (shell,) = blocks("sh", page.read_text("utf-8"))
     lines = [line.partition(" cupyrec ") for line in shell.splitlines() if "mpirun" in line]
     told = [cli._parser().parse_args(shlex.split(words)).run for _, _, words in lines]

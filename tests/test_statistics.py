@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from cupyrec import arrays, nn, optim
-from cupyrec.embedding import MemoryStore
+from cupyrec.embedding import MemoryStore, Tables
 from cupyrec.embedding.statistics import Statistics
+from cupyrec.parallel import Communicator, Exchange, world
 
 
 def test_what_a_table_holds_and_how_it_is_used(xp):
@@ -44,6 +45,40 @@ def test_deletion_import_and_clear_are():
     assert embedding.statistics()["ids"].tolist() == [1, 4]
     embedding.group.clear()
     assert embedding.statistics()["ids"].tolist() == [0, 0]
+
+
+@pytest.mark.ranks
+def test_those_of_several_ranks_are_of_the_whole_table():
+    """Each looks up the same id, and one of its own; half of its own ids it has twice."""
+    ranks = world()
+    embedding = nn.MultiTableEmbedding(2, 2, seed=1)
+    own = 10 * ranks.rank + 10
+    embedding(np.array([[7, own], [7, own + 1], [7, own + 1]]))
+    told = embedding.statistics()
+    assert told["ids"].tolist() == [1, 2 * ranks.size]
+    assert told["inserted"].tolist() == [1, 2 * ranks.size]
+    np.testing.assert_allclose(told["unique_ratio"], [1 / 3, 2 / 3])
+    stores = ranks.all_gather("stores", np.array([embedding.group.store.nbytes])).sum()
+    np.testing.assert_allclose(told["bytes"].sum(), stores, atol=2 * ranks.size)
+    alone = Tables(2, 2, seed=1)
+    alone.group.exchange = Exchange(Communicator())
+    numbers = 10 + np.arange(10 * ranks.size)
+    for table, ids in [(0, np.array([7])), (1, numbers[numbers % 10 < 2])]:
+        tables = np.full(ids.size, table, np.uint32)
+        alone.group.look_up(tables, ids, insert=True)
+    assert embedding.digest() == alone.digest()
+
+
+@pytest.mark.ranks
+def test_a_repr_is_of_one_rank_which_waits_for_no_other():
+    ranks = world()
+    embedding = nn.MultiTableEmbedding(1, 2)
+    embedding(np.arange(40)[:, None])
+    if ranks.rank == 0:
+        for told in (repr(embedding), repr(embedding.group)):
+            assert (f"(shard 0 of {ranks.size}, " in told) == (ranks.size > 1)
+        assert f"Group({ranks.shard}ids={len(embedding.group.store)}, " in told
+    ranks.barrier("the end")
 
 
 def test_state_is_part_of_the_bytes():

@@ -1,7 +1,7 @@
-import contextlib
 import math
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import cupyrec
 from cupyrec import checkpoint, nn, optim, training
 from cupyrec.data import Arrays, Batch
 from cupyrec.models import DLRM
+from cupyrec.parallel.failure import Position
 from cupyrec.progress import Progress
 from cupyrec.run_folder import RunFolder
 
@@ -143,17 +144,22 @@ def test_the_last_partial_batch_is_trained():
     assert cupyrec.fit(small(), trial.planted(1))["samples"] == 1
 
 
-def test_a_rank_tells_its_step_and_that_it_is_alive_while_it_reads(monkeypatch):
-    model, steps, busy = small(), [], []
-    monkeypatch.setattr(model.ranks, "busy", lambda what: contextlib.nullcontext(busy.append(what)))
+def test_a_rank_tells_its_step_and_that_it_is_alive_while_it_reads():
+    model, steps, stands = small(), [], []
+
+    class Slow(Arrays):
+        def batches(self, batch_size, *, skip=0):
+            time.sleep(0.3)
+            stands.append(Position.of(model.ranks))
+            yield from super().batches(batch_size, skip=skip)
 
     def note(line):
         steps.append((line["step"], model.ranks.step))
 
-    cupyrec.fit(model, trial.planted(30), batch_size=10, epochs=2, callbacks=[note])
+    cupyrec.fit(model, Slow(*trial.planted(30)), batch_size=10, epochs=2, callbacks=[note])
     assert {told for told, _ in steps} == {3, 6}
     assert all(told == step for told, step in steps)
-    assert busy == ["reading"] * 8  # the last of an epoch finds nothing
+    assert [(stand.doing, stand.gets_on) for stand in stands] == [("reading", True)] * 2
 
 
 def test_no_rows(caplog):

@@ -218,6 +218,20 @@ def test_ids_of_any_type_are_asked_for_once(dtype: type, monkeypatch) -> None:
     assert len(asked) == 6
 
 
+def test_whole_batches_on_every_rank_are_warned_of(caplog) -> None:
+    dense, ids, labels = log(12)
+    whole = data.Batch(dense, ids, labels[:, None])
+    for batch, told in [(whole.of_rank(R, N), 0), (whole, int(N > 1 and R == 0))]:
+        caplog.clear()
+        model = model_of(RANKS)
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):  # once, in the first step
+            training.train_step(model, batch, optimizer)
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == told
+        assert not told or f"have {12 * N} rows together, but their totals are 12: " in said[0]
+
+
 def test_gradients_of_many_look_ups_do_not_pile_up() -> None:
     embedding = nn.MultiTableEmbedding(1, 2, seed=1)
     group = embedding.group

@@ -78,9 +78,10 @@ class Group(Shard):
         self.ahead: tuple[Any, Asked] | None = None  # given ids, and where their keys have gone
 
     def __repr__(self) -> str:
+        ranks, store = self.exchange.ranks, self.store
         return (
-            f"Group(ids={len(self.store)}, width={self.width}, dtype={self.dtype}, "
-            f"bytes={self.store.nbytes}, load={self.store.load:.2f})"
+            f"Group({ranks.shard}ids={len(store)}, width={self.width}, dtype={self.dtype}, "
+            f"bytes={store.nbytes}, load={store.load:.2f})"
         )
 
     def __getstate__(self) -> dict[str, Any]:

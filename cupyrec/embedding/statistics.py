@@ -55,12 +55,13 @@ class Statistics:
         self.forget_look_up()
 
     def report(self, store: Store, num_tables: int) -> dict[str, np.ndarray]:
-        """Return arrays with one value a table.
+        """Return arrays with one value a table, of the rows of this rank.
 
         Returns
         -------
         dict
-            See `cupyrec.nn.MultiTableEmbedding.statistics`.
+            ``ids``, ``bytes``, ``load`` and ``inserted``: see `Tables.statistics`; ``keys`` and
+            ``unique``, how many the last look-up in training had.
 
         Raises
         ------
@@ -83,13 +84,11 @@ class Statistics:
             self._ids = self._ids + count(store.keys(self._counted, stop)[0])
             self._counted = stop
         tables, unique_tables, first, stop = self._last
-        keys = count(tables)
-        with np.errstate(invalid="ignore"):
-            ratio = count(unique_tables) / keys
         return {
             "ids": self._ids,
             "bytes": np.rint(self._ids * (store.nbytes / max(len(store), 1))).astype(np.int64),
             "load": np.full(num_tables, store.load),
-            "unique_ratio": ratio,
+            "keys": count(tables),
+            "unique": count(unique_tables),
             "inserted": count(store.keys(first, stop)[0]),
         }

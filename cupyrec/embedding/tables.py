@@ -13,18 +13,20 @@ from cupyrec import arrays, errors
 from cupyrec.embedding import transfer
 from cupyrec.embedding.group import Group
 from cupyrec.embedding.initializers import Initializer, InitialVectors, Uniform
+from cupyrec.parallel import Communicator
 
 __all__ = ["Tables", "widened"]
 
 _NAME, _MOST = "MultiTableEmbedding", 4096  # columns
 _LINES = 12
+_COUNTS = "ids", "bytes", "keys", "unique", "inserted"  # which add up over ranks
 
 
 class Tables:
     """Embedding tables with numbers, those of one width in one group.
 
-    Of several ranks each has the rows of the ids that it owns: what is told, exported and deleted
-    is of these.
+    Of several ranks each has the rows of the ids that it owns: what is exported and deleted is of
+    these. What `statistics` and `digest` tell is of all, which call them together.
 
     Parameters
     ----------
@@ -112,12 +114,14 @@ class Tables:
     def statistics(self) -> dict[str, np.ndarray]:
         """Return what each table holds and how it is used, as arrays of one value a table.
 
+        It is of all ranks, which must call this together.
+
         Returns
         -------
         dict
-            ``ids``; ``bytes`` of rows and keys; ``load`` of the table of slots that its keys share;
-            ``unique_ratio``, unique ids over ids of the last look-up in training, NaN where it had
-            none; ``inserted``, its new ids.
+            ``ids``; ``bytes`` of rows and keys; ``load`` of the table of slots that its keys share,
+            the mean of ranks; ``unique_ratio``, unique ids over ids of the last look-up in
+            training, a rank, NaN where it had none; ``inserted``, its new ids.
 
         Examples
         --------
@@ -128,6 +132,14 @@ class Tables:
         >>> told["ids"], told["unique_ratio"]
         (array([1, 2]), array([0.5, 1. ]))
         """
+        ranks, own = self._ranks, self._own_statistics()
+        counts = np.array([own[key] for key in _COUNTS])
+        total = ranks.all_gather("statistics", counts).sum(axis=0)
+        load = ranks.all_gather("statistics", own["load"]).mean(axis=0)
+        return _told(dict(zip(_COUNTS, total, strict=True)) | {"load": load})
+
+    def _own_statistics(self) -> dict[str, np.ndarray]:
+        """Those of this rank's rows."""
         reports = {
             width: group.statistics.report(group.store, self.num_tables)
             for width, group in self.groups.items()
@@ -137,8 +149,14 @@ class Tables:
             for key in next(iter(reports.values()))
         }
 
+    @property
+    def _ranks(self) -> Communicator:
+        return next(iter(self.groups.values())).exchange.ranks
+
     def accounts(self) -> str:
         """Return `statistics` as text, a line a table, of which there are at most 12.
+
+        Of several ranks it is of this one's rows, and no other needs to call it.
 
         Examples
         --------
@@ -150,7 +168,7 @@ class Tables:
              0       4           1         ...  0.0...   0.50           1
              1       4           2         ...  0.0...   1.00           2
         """
-        told = self.statistics()
+        told = _told(self._own_statistics())
         rows = zip(range(self.num_tables), self.widths, *told.values(), strict=True)
         lines = [
             f"{table:6} {width:7} {ids:11} {nbytes:11} {load:6.2f} {unique:7.2f} {inserted:11}"
@@ -268,13 +286,26 @@ class Tables:
     def digest(self) -> str:
         """Return 32 hex digits that tell all keys, vectors and states, whatever their order.
 
+        It is of all ranks, which must call this together, and hangs on no number of them.
+
         Examples
         --------
         >>> Tables(1, 2, seed=1).digest()
         '00000000000000000000000000000000'
         """
         total = sum(map(transfer.digest, self.groups.values()), np.zeros(2, np.uint64))
+        total = self._ranks.all_gather("digest", total).sum(axis=0)
         return "".join(f"{int(lane):016x}" for lane in total)
+
+
+def _told(counts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What `Tables.statistics` returns, of what `Statistics.report` does."""
+    with np.errstate(invalid="ignore"):
+        ratio = counts["unique"] / counts["keys"]
+    return {
+        "ids": counts["ids"], "bytes": counts["bytes"], "load": counts["load"],
+        "unique_ratio": ratio, "inserted": counts["inserted"],
+    }  # fmt: skip
 
 
 def _initializers(num_tables: int, given: Any) -> list[Any]:

@@ -158,7 +158,8 @@ class MultiTableEmbedding(Tables, Module):
                 )
 
     def __repr__(self) -> str:
-        return f"{_NAME}(tables={self.num_tables}, fields={len(self.fields)})\n{self.accounts()}"
+        tables = f"{self._ranks.shard}tables={self.num_tables}, fields={len(self.fields)}"
+        return f"{_NAME}({tables})\n{self.accounts()}"
 
     def forward(self, ids: Any, offsets: Any = None, weights: Any = None) -> Any:
         """Look ids up.

@@ -120,6 +120,17 @@ class Communicator:
     def __repr__(self) -> str:
         return f"Communicator(rank={self.rank}, size={self.size})"
 
+    @property
+    def shard(self) -> str:
+        """What begins the `repr` of something of which each rank has a part, which it is of.
+
+        Examples
+        --------
+        >>> Communicator().shard
+        ''
+        """
+        return f"shard {self.rank} of {self.size}, " if self.size > 1 else ""
+
     def __deepcopy__(self, memo: dict) -> Communicator:
         return self  # ranks are what they are, whatever model is copied
 
