@@ -7,7 +7,7 @@
 //   at a time; forward ROWS rows at once, so that weight and bias are read less often. Backward a
 //   block has `turns` rows for each of its groups of LANES, one after the other, and the sums of
 //   its rows stay in registers; they are put together by shuffles, then over warps in order, as
-//   the block's row of `parts`. layer_norm_add_parts: see column_sum.cuh.
+//   the block's row of `parts`.
 // Assumes: VECTOR divides COLUMNS, all arrays are aligned to VECTOR floats; LANES is a power of
 //   two up to 32, or 256. Products and quotients are spelt, for the same bits of all architectures:
 //   NVRTC for sm_100 would multiply by the inverse of a constant instead of dividing.
@@ -19,53 +19,7 @@
 //   in flight: 48 and 64 KB an SM. A warp for a row of 1,024 would hold 128 floats a lane in the
 //   backward pass, as a block does for 8,192 (some 200 registers instead of 48). Rows in a loop
 //   with 32 floats a lane, VECTOR 1: 8 bytes of spills on sm_90; hence 16.
-#include "column_sum.cuh"
-
-namespace {
-
-constexpr int THREADS = 256, GROUPS = THREADS / LANES, WARPS = THREADS / WARP;
-constexpr int SPAN = LANES * VECTOR, CAPACITY = HELD * SPAN;  // columns
-constexpr bool LOOPS = COLUMNS > CAPACITY;
-
-using Piece = Floats<VECTOR>;
-
-// Sums of several numbers over the lanes of a row, in all of them.
-template <int K>
-__device__ __forceinline__ void row_sums(float (&x)[K]) {
-#pragma unroll
-    for (int step = (LANES < WARP ? LANES : WARP) / 2; step; step /= 2) {
-#pragma unroll
-        for (int k = 0; k < K; ++k) x[k] += __shfl_xor_sync(FULL, x[k], step);
-    }
-    if constexpr (LANES > WARP) {
-        __shared__ float parts[K][WARPS];
-        __syncthreads();  // the sums before have been read
-        if (threadIdx.x % WARP == 0) {
-#pragma unroll
-            for (int k = 0; k < K; ++k) parts[k][threadIdx.x / WARP] = x[k];
-        }
-        __syncthreads();
-#pragma unroll
-        for (int k = 0; k < K; ++k) {
-            x[k] = parts[k][0];
-#pragma unroll
-            for (int warp = 1; warp < WARPS; ++warp) x[k] += parts[k][warp];
-        }
-    }
-}
-
-// This lane's pieces of a chunk of a row; 0 beyond its end.
-__device__ __forceinline__ void read(const float* row, bool there, int start,
-                                     Piece (&pieces)[HELD]) {
-#pragma unroll
-    for (int j = 0; j < HELD; ++j) {
-        const int at = start + j * SPAN + threadIdx.x % LANES * VECTOR;
-        pieces[j] = {};
-        if (there && at < COLUMNS) pieces[j] = load<VECTOR>(row + at);
-    }
-}
-
-}  // namespace
+#include "row_pieces.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
     layer_norm(const float* x, const float* weight, const float* bias, float eps, float* y,
@@ -220,44 +174,5 @@ extern "C" __global__ void __launch_bounds__(256)
             }
         }
     }
-    if constexpr (!LOOPS && LANES > WARP) {
-#pragma unroll
-        for (int j = 0; j < HELD; ++j) {
-            const int at = j * SPAN + column;
-            if (at >= COLUMNS) break;
-            store(part + at, dweight[j]);
-            store(part + COLUMNS + at, dbias[j]);
-        }
-    } else if constexpr (!LOOPS) {
-        __shared__ __align__(16) float sums[WARPS][2][CAPACITY];
-        const int warp = threadIdx.x / WARP;
-#pragma unroll
-        for (int j = 0; j < HELD; ++j) {
-#pragma unroll
-            for (int l = 0; l < VECTOR; ++l) {
-#pragma unroll
-                for (int step = WARP / 2; step >= LANES; step /= 2) {
-                    dweight[j].at[l] += __shfl_xor_sync(FULL, dweight[j].at[l], step);
-                    dbias[j].at[l] += __shfl_xor_sync(FULL, dbias[j].at[l], step);
-                }
-            }
-            if (threadIdx.x % WARP < LANES) {
-                store(&sums[warp][0][j * SPAN + column], dweight[j]);
-                store(&sums[warp][1][j * SPAN + column], dbias[j]);
-            }
-        }
-        __syncthreads();
-        for (int at = threadIdx.x; at < 2 * COLUMNS; at += THREADS) {
-            const int which = at / COLUMNS, of_row = at % COLUMNS;
-            float sum = sums[0][which][of_row];
-#pragma unroll
-            for (int other = 1; other < WARPS; ++other) sum += sums[other][which][of_row];
-            part[at] = sum;
-        }
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(1024)
-    layer_norm_add_parts(const float* parts, int64_t count, int64_t columns, float* out) {
-    column_sum(parts, count, columns, out);
+    if (!LOOPS) add_rows(part, dweight, dbias);
 }

@@ -20,14 +20,13 @@ import numpy as np
 
 from cupyrec import arrays, cpu, errors
 from cupyrec.autograd import Function, Tensor
-from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.kernel import Kernel
+from cupyrec.ops import row_pieces
 
 __all__ = ["layer_norm"]
 
 _ELEMENTS, _LEAST_ROWS = 1 << 16, 64  # a block of the CPU
 _TERMS = 512  # of a row, added up before they are added to others: long sums lose less
-_WARP_COLUMNS, _BLOCK_COLUMNS = 512, 8192  # of the longest row that a warp or a block holds
-_PART_ROWS, _MOST_PARTS = 32, 1024  # rows whose gradients of parameters a block adds up, at least
 
 
 @cpu.loop
@@ -89,41 +88,20 @@ _forward = Kernel(
     "layer_norm.cu", "layer_norm",
     "const float* x, const float* weight, const float* bias, float eps, float* y, float* mean,"
     " float* rstd, int64_t b",
-    lambda B, lanes, rows: Geometry(blocks(B, 256 // lanes * rows), 256),
+    row_pieces.forward_geometry,
 )  # fmt: skip
 _backward = Kernel(
     "layer_norm.cu", "layer_norm_backward",
     "const float* x, const float* dy, const float* weight, const float* mean, const float* rstd,"
     " float* dx, float* parts, int64_t b, int64_t turns",
-    lambda B, lanes: Geometry(blocks(B, 256 // lanes * _turns(B, lanes)), 256),
+    row_pieces.backward_geometry,
 )  # fmt: skip
-_add_parts = Kernel(
-    "layer_norm.cu", "layer_norm_add_parts",
-    "const float* parts, int64_t count, int64_t columns, float* out",
-    lambda columns: Geometry(blocks(columns, 32), 1024),
-)  # fmt: skip
-
-
-def _turns(rows: int, lanes: int) -> int:
-    """Rows that `lanes` lanes of a block have, one after the other, in the backward pass."""
-    groups = 256 // lanes
-    return max(blocks(_PART_ROWS, groups), blocks(rows, _MOST_PARTS * groups))
-
-
-def _macros(columns: int, *arrays: Any) -> dict[str, int]:
-    vector = vector_width(columns, *arrays)
-    pieces = columns // vector
-    lanes = min(32, 1 << (pieces - 1).bit_length()) if columns <= _WARP_COLUMNS else 256
-    most = 32 if columns <= _BLOCK_COLUMNS else 16  # floats a lane
-    held = min(most // vector, blocks(pieces, lanes))
-    rows = max(1, 4 // held)  # so that a lane has 4 loads in flight
-    return {"COLUMNS": columns, "VECTOR": vector, "LANES": lanes, "HELD": held, "ROWS": rows}
 
 
 def _forward_device(
     x: Any, weight: Any, bias: Any, eps: float, y: Any, mean: Any, rstd: Any
 ) -> None:
-    macros = _macros(x.shape[1], x, weight, bias, y)
+    macros = row_pieces.macros(x.shape[1], x, weight, bias, y)
     sizes = {"B": len(x), "lanes": macros["LANES"], "rows": macros["ROWS"]}
     _forward(x, weight, bias, eps, y, mean, rstd, len(x), macros=macros, **sizes)
 
@@ -133,16 +111,11 @@ def _backward_device(xp: Any, x: Any, dy: Any, weight: Any, mean: Any, rstd: Any
     rows, columns = x.shape
     if rows == 0:
         return xp.zeros((2, columns), np.float32)
-    macros = _macros(columns, x, dy, weight, dx)
+    macros = row_pieces.macros(columns, x, dy, weight, dx)
     lanes = macros["LANES"]
-    sums = xp.empty((2, columns), np.float32)
-    count = _backward.geometry(B=rows, lanes=lanes).grid
-    parts = sums if count == 1 else xp.empty((count, 2, columns), np.float32)
-    turns = _turns(rows, lanes)
+    parts, turns = row_pieces.block_sums(xp, rows, columns, lanes), row_pieces.turns(rows, lanes)
     _backward(x, dy, weight, mean, rstd, dx, parts, rows, turns, macros=macros, B=rows, lanes=lanes)
-    if count > 1:
-        _add_parts(parts, count, 2 * columns, sums, macros=macros, columns=2 * columns)
-    return sums
+    return row_pieces.add_blocks(xp, parts)
 
 
 class _LayerNorm(Function):
