@@ -69,7 +69,7 @@ class _Key(NamedTuple):
     epilogue: Epilogue
     aux_ld: int
     compute: Cublas
-    alignments: tuple[int, ...]  # of A, B, D, bias, aux
+    alignments: tuple[int, ...]  # of A, B, C, D, bias, aux
 
     def __str__(self) -> str:
         trans = "".join("NT"[t] for t in self.transposes)
@@ -120,9 +120,10 @@ def matmul(
     bias: Any = None,
     aux: Any = None,
     alpha: float = 1.0,
+    added: Any = None,
     tf32: bool = False,
 ) -> None:
-    """Compute z = alpha * a @ b, and store in `out` what the epilogue makes of it.
+    """Compute z = alpha * a @ b + added, and store in `out` what the epilogue makes of it.
 
     =============  ====================  =========================================================
     epilogue       out                   besides
@@ -150,6 +151,8 @@ def matmul(
     aux : (M, words) array of uint32
         Bit n % 32 of word n // 32 is that of column n; rows are multiples of 128 bits apart.
     alpha : float
+    added : (M, N) array of the dtype of `out`, optional
+        Its rows as far apart as those of `out`, which it may be.
     tf32 : bool
         Let tensor cores round the inputs to TF32, 10 bits of the fraction.
 
@@ -169,13 +172,20 @@ def matmul(
     array([6., 6., 6., 6.], dtype=float32)
     """
     epilogue = Epilogue(epilogue)
-    xp = _device({"a": a, "b": b, "out": out, "bias": bias, "aux": aux})
+    xp = _device({"a": a, "b": b, "out": out, "added": added, "bias": bias, "aux": aux})
     rows, columns, inner = _sizes(a, b, out, transpose_a, transpose_b)
     _check_epilogue(epilogue, rows, columns, bias, aux)
+    if added is not None:
+        errors.axes(_WHERE, added=(added, f"{rows} {columns}"))
+        if rows > 1 and added.strides != out.strides:
+            raise ValueError(
+                f"{_WHERE}: 'added' must have the strides of 'out', {out.strides}, "
+                f"got {added.strides}."
+            )
     if 0 in (rows, columns, inner):  # which cublasLt takes for an error
-        _plain(xp, a, b, out, transpose_a, transpose_b, epilogue, bias, aux, alpha)
+        _plain(xp, a, b, out, transpose_a, transpose_b, epilogue, bias, aux, alpha, added)
         return
-    operands = (b, a, out, bias, aux)
+    operands = (b, a, out if added is None else added, out, bias, aux)
     addresses = [x.__cuda_array_interface__["data"][0] if x is not None else 0 for x in operands]
     sim = xp.__name__ == "cupyrec.sim"
     key = _Key(
@@ -189,13 +199,14 @@ def matmul(
     )  # fmt: skip
     with _lock:
         plan = _plan(key)
-        plan.point(*addresses[3:])
-        done = (_simulate if sim else _run)(xp, plan, alpha, addresses[:3])
+        plan.point(*addresses[4:])
+        beta = 0.0 if added is None else 1.0
+        done = (_simulate if sim else _run)(xp, plan, alpha, beta, addresses[:4])
     if not done:
         if not refused[str(key)]:
             logger.warning("cublasLt refuses %s: a plain GEMM runs instead.", key)
         refused[str(key)] += 1
-        _plain(xp, a, b, out, transpose_a, transpose_b, epilogue, bias, aux, alpha)
+        _plain(xp, a, b, out, transpose_a, transpose_b, epilogue, bias, aux, alpha, added)
 
 
 # Arguments
@@ -209,9 +220,9 @@ def _device(given: dict[str, Any]) -> ModuleType:
     a, out = given["a"], given["out"]
     errors.dtype(_WHERE, "a", a, *_FLOATS)
     errors.dtype(_WHERE, "out", out, *dict.fromkeys((a.dtype, np.dtype(np.float32))))
-    dtypes = {"a": a.dtype, "b": a.dtype, "out": out.dtype, "bias": out.dtype, "aux": np.uint32}
+    dtypes = {"a": a.dtype, "b": a.dtype, "aux": np.uint32}
     for name, x in given.items():
-        errors.dtype(_WHERE, name, x, dtypes[name])
+        errors.dtype(_WHERE, name, x, dtypes.get(name, out.dtype))
         arrays.check_current(_WHERE, name, x)
     return xp
 
@@ -275,8 +286,7 @@ def _algorithm(plan: _Plan) -> HeuristicResult | bool:
     """The library's choice for this plan, False where it has none."""
     preference = Descriptor("MatmulPreference")
     preference[Preference.MAX_WORKSPACE_BYTES] = _WORKSPACE
-    a, b, d = plan.key.alignments[:3]
-    for attribute, alignment in zip(list(Preference)[1:], (a, b, d, d), strict=True):
+    for attribute, alignment in zip(list(Preference)[1:], plan.key.alignments[:4], strict=True):
         preference[attribute] = alignment
     result, count = HeuristicResult(), ctypes.c_int()
     a, b, d = (layout.pointer for layout in plan.layouts)
@@ -291,7 +301,7 @@ def _algorithm(plan: _Plan) -> HeuristicResult | bool:
     return result if chosen else False
 
 
-def _run(xp: ModuleType, plan: _Plan, alpha: float, addresses: list[int]) -> bool:
+def _run(xp: ModuleType, plan: _Plan, alpha: float, beta: float, addresses: list[int]) -> bool:
     """Start the matmul on CuPy's current stream; False if the library can't."""
     if plan.algorithm is None:
         plan.algorithm = _algorithm(plan)
@@ -302,12 +312,13 @@ def _run(xp: ModuleType, plan: _Plan, alpha: float, addresses: list[int]) -> boo
     if workspace is None:
         # Of no pool: the first matmul on this stream may be one of a graph, which has its own.
         workspace = _workspaces[plan.key.device, stream] = xp.cuda.Memory(_WORKSPACE)
-    one, zero = ctypes.c_float(alpha), ctypes.c_float(0)
-    a, b, d = addresses
+    factors = ctypes.c_float(alpha), ctypes.c_float(beta)
+    a, b, c, d = addresses
     layout_a, layout_b, layout_d = (layout.pointer for layout in plan.layouts)
     status = library().cublasLtMatmul(
-        _handle(plan.key.device), plan.desc.pointer, ctypes.byref(one), a, layout_a, b, layout_b,
-        ctypes.byref(zero), d, layout_d, d, layout_d, ctypes.byref(plan.algorithm),
+        _handle(plan.key.device), plan.desc.pointer, ctypes.byref(factors[0]), a, layout_a,
+        b, layout_b, ctypes.byref(factors[1]), c, layout_d, d, layout_d,
+        ctypes.byref(plan.algorithm),
         workspace.ptr, _WORKSPACE, stream,
     )  # fmt: skip
     if status == Status.STATUS_NOT_SUPPORTED:
@@ -320,11 +331,11 @@ def _run(xp: ModuleType, plan: _Plan, alpha: float, addresses: list[int]) -> boo
 # The simulator
 
 
-def _simulate(xp: ModuleType, plan: _Plan, alpha: float, addresses: list[int]) -> bool:
+def _simulate(xp: ModuleType, plan: _Plan, alpha: float, beta: float, addresses: list[int]) -> bool:
     """Do what the descriptors say; a rule that they break is an error on every GPU."""
     from cupyrec.sim import gemm
 
-    problem = _read(plan, alpha, addresses)
+    problem = _read(plan, alpha, beta, addresses)
     for status, rule in gemm.refusals(problem):
         raise CublasLtError(f"{_WHERE}: {rule} (CUBLAS_{status}).")
 
@@ -336,7 +347,7 @@ def _simulate(xp: ModuleType, plan: _Plan, alpha: float, addresses: list[int]) -
     return True
 
 
-def _read(plan: _Plan, alpha: float, addresses: list[int]) -> Any:
+def _read(plan: _Plan, alpha: float, beta: float, addresses: list[int]) -> Any:
     """What the library holds, by the headers' names."""
     from cupyrec.sim import gemm
 
@@ -353,7 +364,7 @@ def _read(plan: _Plan, alpha: float, addresses: list[int]) -> Any:
         (_name(Cublas, desc[Desc.TRANSA]), _name(Cublas, desc[Desc.TRANSB])),
         _name(Epilogue, desc[Desc.EPILOGUE]), desc[Desc.BIAS_POINTER],
         desc[Desc.EPILOGUE_AUX_POINTER], desc[Desc.EPILOGUE_AUX_LD],
-        tuple(layouts), tuple(addresses), alpha,
+        tuple(layouts), tuple(addresses), alpha, beta,
     )  # fmt: skip
 
 
@@ -366,7 +377,7 @@ def _name(kind: type[enum.IntEnum], value: int) -> str:
 
 def _plain(
     xp: ModuleType, a: Any, b: Any, out: Any, transpose_a: bool, transpose_b: bool,
-    epilogue: Epilogue, bias: Any, aux: Any, alpha: float,
+    epilogue: Epilogue, bias: Any, aux: Any, alpha: float, added: Any,
 ) -> None:  # fmt: skip
     """The same by array functions."""
     a, b = a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
@@ -374,6 +385,8 @@ def _plain(
     z = xp.matmul(a, b)
     if alpha != 1:
         z *= np.float32(alpha)
+    if added is not None:
+        z += added
     if "BIAS" in epilogue.name:
         z += bias
     if epilogue is Epilogue.RELU_AUX_BIAS:

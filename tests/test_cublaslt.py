@@ -97,6 +97,25 @@ def test_integer_data_is_exact(xp, epilogue, types):
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
+@pytest.mark.parametrize("plain", [False, True])
+def test_what_is_added(xp, types, plain, monkeypatch):
+    if plain:
+        monkeypatch.setattr(cublaslt, "_simulate", lambda *arguments: False)
+        monkeypatch.setattr(cublaslt, "_run", lambda *arguments: False)
+    for sizes in ((17, 130, 13), (5, 8, 0), (1, 1, 3)):
+        added = oracle.integers((sizes[0], sizes[1]), -9, 9, seed=4)
+        for epilogue in ("DEFAULT", "BGRADB") if 1 < min(sizes) else ("DEFAULT",):
+            case = Case(xp, epilogue, sizes, types=types)
+            case.z = case.z + added
+            case.options["added"] = xp.asarray(added.astype(types[1]))
+            case.check()
+            case.out[...] = case.options["added"]
+            case.options["added"] = case.out
+            case.check()
+    assert bool(cublaslt.refused) == plain
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
 @pytest.mark.parametrize("epilogue", Epilogue.__members__)
 def test_plain_gemm_gives_the_same_and_is_warned_of_once(xp, epilogue, types, monkeypatch, caplog):
     monkeypatch.setattr(cublaslt, "_simulate", lambda *arguments: False)
@@ -171,9 +190,9 @@ def test_descriptors_hold_what_was_asked_for(sim, monkeypatch):
     monkeypatch.setattr(cublaslt, "_simulate", lambda xp, *plan: seen.append(plan) or True)
     case = Case(sim, "RELU_AUX_BIAS", (17, 130, 13), (False, True), alpha=0.5)
     matmul(case.a, case.b, case.out, **case.options)
-    ((plan, alpha, addresses),) = seen
-    assert alpha == 0.5
-    assert addresses == [address(case.b), address(case.a), address(case.out)]
+    ((plan, alpha, beta, addresses),) = seen
+    assert (alpha, beta) == (0.5, 0)
+    assert addresses == [address(x) for x in (case.b, case.a, case.out, case.out)]
     desc = plan.desc
     assert [desc[d] for d in Desc] == [
         68, 0, 1, 0, 134, address(case.options["bias"]), address(case.options["aux"]), 256,
@@ -185,11 +204,11 @@ def test_descriptors_hold_what_was_asked_for(sim, monkeypatch):
 
 def test_what_the_simulator_does_is_read_back(sim):
     case = Case(sim, "BIAS", (5, 7, 3))
-    operands = case.b, case.a, case.out
+    operands = case.b, case.a, case.out, case.out
     matmul(case.a, case.b, case.out, **case.options)
     key = cublaslt._Key(
         -1, 7, 5, 3, (cublaslt.Cuda.R_32F,) * 2, (False, False), (7, 3, 7), Epilogue.BIAS, 0,
-        cublaslt.Cublas.COMPUTE_32F, (256,) * 5,
+        cublaslt.Cublas.COMPUTE_32F, (256,) * 6,
     )  # fmt: skip
     plan = cublaslt._plan(key)
     for change, expected in (
@@ -198,7 +217,7 @@ def test_what_the_simulator_does_is_read_back(sim):
     ):
         change()
         plan.point(address(case.options["bias"]), 0)
-        cublaslt._simulate(sim, plan, 1.0, [address(x) for x in operands])
+        cublaslt._simulate(sim, plan, 1.0, 0.0, [address(x) for x in operands])
         bias = case.options["bias"].get() * expected
         oracle.check_exact(case.out.get(), case.a.get() @ case.b.get() + bias)
     cublaslt._plan.cache_clear()
@@ -293,6 +312,14 @@ def refusals():
             {"aux": lambda xp: xp.ones((5, 0), u32)}, {"epilogue": Epilogue.DRELU}, ValueError,
             "'aux' must have a bit for each of 7 columns, got shape (5, 0).",
         ),
+        (
+            {"added": lambda xp: xp.ones((5, 8), f32)}, {}, ValueError,
+            "'added' must have axes (5, 7), got shape (5, 8).",
+        ),
+        (
+            {"added": lambda xp: xp.ones((5, 8), f32)[:, :7]}, {}, ValueError,
+            "'added' must have the strides of 'out', (28, 4), got (32, 4).",
+        ),
     ]  # fmt: skip
     makes = {name: lambda xp, s=s: ones(xp, *s) for name, s in shape.items()}
     return [(makes | change, *rest) for change, *rest in changes]
@@ -344,7 +371,7 @@ class Gpu:
 
     def heuristic(self, handle, desc, a, b, c, d, preference, count, result, found):
         self.calls.append("heuristic")
-        assert (handle.value, count, c) == (55, 1, d)
+        assert (handle.value, count, c) == (55, 1, d)  # layouts
         assert preference.value
         result._obj.algo[0], result._obj.state = 99, 0
         found._obj.value = self.count
@@ -353,7 +380,9 @@ class Gpu:
     def matmul(self, handle, desc, alpha, *rest):
         a, _, b, _, beta, c, _, d, _, algo, workspace, nbytes, stream = rest
         self.calls.append((alpha._obj.value, a, b, d))
-        assert (beta._obj.value, c, algo._obj.algo[0], stream) == (0, d, 99, 77)
+        self.added = beta._obj.value, c
+        assert beta._obj.value or c == d
+        assert (algo._obj.algo[0], stream) == (99, 77)
         assert workspace % 256 == 0
         assert nbytes == 32 << 20
         assert isinstance(algo._obj, HeuristicResult)
@@ -366,6 +395,13 @@ def gpu(sim, monkeypatch):
     yield Gpu(sim, monkeypatch)
     cublaslt._handle.cache_clear()
     cublaslt._plan.cache_clear()
+
+
+def test_gpu_adds_what_it_is_given(sim, gpu):
+    case = Case(sim, "DEFAULT", (5, 7, 3))
+    added = sim.ones((5, 7), f32)
+    matmul(case.a, case.b, case.out, added=added)
+    assert gpu.added == (1.0, address(added))
 
 
 def test_gpu_is_asked_once_a_shape(sim, gpu):

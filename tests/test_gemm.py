@@ -46,7 +46,7 @@ class Case:
         at = {name: address(a) for name, a in self.arrays.items()}
         self.problem = Problem(
             "COMPUTE_32F", "R_32F", transposes, epilogue, at["bias"], at["aux"], AUX_LD,
-            tuple(layouts), (at["A"], at["B"], at["D"]), 2.0,
+            tuple(layouts), (at["A"], at["B"], at["D"], at["D"]), 2.0, 0.0,
         )._replace(**changes)  # fmt: skip
 
     def operand(self, name):
@@ -86,6 +86,28 @@ def test_epilogues_are_exact_on_integers(epilogue, transposes, ld):
         mask = np.unpackbits(case.arrays["aux"].get().view(np.uint8), axis=1, bitorder="little")
         np.testing.assert_array_equal(mask[:, :M].T, bits)
         assert mask[:, M:64].all()
+
+
+@pytest.mark.parametrize("epilogue", ["DEFAULT", "RELU_BIAS", "DRELU_BGRAD"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_c_is_added_before_the_epilogue(epilogue, in_place):
+    case = Case(epilogue, beta=1.0)
+    added = oracle.integers((N, M), -9, 9, seed=5)
+    case.arrays["C"] = sim.asarray(added)
+    if in_place:
+        case.arrays["D"][...] = case.arrays["C"]
+    else:
+        c, (a, b, _, d) = address(case.arrays["C"]), case.problem.addresses
+        case.problem = case.problem._replace(addresses=(a, b, c, d))
+    z = 2 * case.operand("A") @ case.operand("B") + added.T
+    if epilogue == "RELU_BIAS":
+        z = np.maximum(z + case.host["bias"][:, None], 0)
+    elif epilogue == "DRELU_BGRAD":
+        z *= case.live[:, :M].T
+        oracle.check_exact(case.run(), z)
+        oracle.check_exact(case.arrays["bias"].get(), z.sum(axis=1))
+        return
+    oracle.check_exact(case.run(), z)
 
 
 def test_nan_stays_nan_and_is_live():
@@ -181,7 +203,7 @@ REFUSALS = [
         "INVALID_VALUE", "A must be aligned to its elements, got address 0x0",
     ),
     (
-        "DEFAULT", lambda c: {"addresses": (*c.problem.addresses[:2], 6)},
+        "DEFAULT", lambda c: {"addresses": (*c.problem.addresses[:3], 6)},
         "INVALID_VALUE", "D must be aligned to its elements, got address 0x6",
     ),
     ("GELU", lambda c: {}, "NOT_SUPPORTED", "the epilogue must be one of "),
@@ -227,7 +249,7 @@ def test_reading_unwritten_bytes_is_a_fault():
     case.arrays["B"] = sim.empty((N, K), f32)
     problem = case.problem
     problem = problem._replace(
-        addresses=(problem.addresses[0], address(case.arrays["B"]), problem.addresses[2])
+        addresses=(problem.addresses[0], address(case.arrays["B"]), *problem.addresses[2:])
     )
     with pytest.raises(MatmulFault, match="B must be written before it is read"):
         gemm.execute(problem)
@@ -248,8 +270,8 @@ def test_leaving_an_array_is_a_fault():
 @pytest.mark.parametrize("name", ["A", "B", "bias"])
 def test_outputs_that_overlap_inputs_are_a_fault(name):
     case = Case("BIAS")
-    a, b, _ = case.problem.addresses
-    problem = case.problem._replace(addresses=(a, b, address(case.arrays[name])))
+    d = address(case.arrays[name])
+    problem = case.problem._replace(addresses=(*case.problem.addresses[:2], d, d))
     with pytest.raises(MatmulFault, match=f"D must not overlap {name}"):
         gemm.execute(problem)
 

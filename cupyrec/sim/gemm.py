@@ -61,7 +61,7 @@ class Layout(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A matmul as its descriptors say, and what the call itself adds: alpha and addresses."""
+    """A matmul as its descriptors say, and what the call adds: factors, addresses of A, B, C, D."""
 
     compute: str
     scale: str
@@ -71,8 +71,9 @@ class Problem(NamedTuple):
     aux: int
     aux_ld: int
     layouts: tuple[Layout, Layout, Layout]  # of A, B and D
-    addresses: tuple[int, int, int]
+    addresses: tuple[int, int, int, int]
     alpha: float
+    beta: float
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -120,7 +121,8 @@ def refusals(problem: Problem) -> Iterator[tuple[str, str]]:
     if "TF32" in problem.compute and problem.layouts[0].type != "R_32F":
         yield _UNSUPPORTED, f"{problem.compute} needs A of R_32F, got {problem.layouts[0].type}"
     yield from _epilogue_refusals(problem)
-    for name, address, layout in zip("ABD", problem.addresses, problem.layouts, strict=True):
+    layouts = *problem.layouts, problem.layouts[2]
+    for name, address, layout in zip("ABCD", problem.addresses, layouts, strict=True):
         if address == 0 or address % layout.itemsize:
             yield _INVALID, f"{name} must be aligned to its elements, got address {address:#x}"
 
@@ -177,9 +179,12 @@ def execute(problem: Problem) -> None:
         live = access.reads("aux", *mask, dtype=np.uint8)
     if "BIAS" in epilogue:
         bias = access.reads("bias", problem.bias, (1, m), kind.itemsize * m, kind)[0]
-    d = access.writes(
-        "D", problem.addresses[2], (n, m), kind.itemsize * problem.layouts[2].ld, kind
-    )
+    rows = (n, m), kind.itemsize * problem.layouts[2].ld, kind
+    if problem.beta:
+        c = access.reads("C", problem.addresses[2], *rows).astype(np.float32)
+        if problem.addresses[2] == problem.addresses[3]:
+            access.seen.pop()  # D may be C
+    d = access.writes("D", problem.addresses[3], *rows)
     # Row-major from here on: the transposes of A, B and D.
     a, b = (
         _rounded(x, problem.compute).T if transpose != "OP_N" else _rounded(x, problem.compute)
@@ -188,6 +193,8 @@ def execute(problem: Problem) -> None:
     with np.errstate(all="ignore"), cpu.serial_blas():
         z = np.matmul(b, a)
         z *= np.float32(problem.alpha)
+        if problem.beta:
+            z += np.float32(problem.beta) * c
         if "BIAS" in epilogue:
             z += bias.astype(np.float32)
         if "AUX" in epilogue:
