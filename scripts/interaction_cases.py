@@ -11,6 +11,8 @@ import numpy as np
 from kernel_inputs import FEATURES, Rows, Work, batch_keys, case, floats
 
 from cupyrec.autograd import Function, Tensor
+from cupyrec.ops.cross_matrix import combine, combine_backward
+from cupyrec.ops.cross_vector import cross_vector
 from cupyrec.ops.dot_interaction import dot_interaction, dot_interaction_width
 from cupyrec.ops.factorization_machine import factorization_machine
 from cupyrec.ops.row_vectors import RowVectors
@@ -132,3 +134,57 @@ case("factorization_machine_16_forward", 128)(functools.partial(_machine_forward
 case("factorization_machine_16_backward", 128)(
     functools.partial(_machine_backward, dtype=np.float16)
 )
+
+
+# Of 39 fields of 16, a cross network's width, or the least of rows that a warp has.
+
+
+@case("cross_vector_forward", 624, 128)
+def _cross_forward(xp: ModuleType, batch: int, width: int) -> Work:
+    rows = batch if batch > 16 else 16 * batch  # few would be one block
+    x, x0, weight, bias = (floats(xp, *s) for s in [(rows, width)] * 2 + [(width,)] * 2)
+    return Work(
+        lambda: (cross_vector(x, x0, weight, bias),),
+        12 * rows * width + 8 * width + 4 * rows, f"B={rows} N={width}",
+        naive=lambda: (naive.cross_vector(x, x0, weight, bias),),
+    )  # fmt: skip
+
+
+@case("cross_vector_backward", 624, 128)
+def _cross_backward(xp: ModuleType, batch: int, width: int) -> Work:
+    rows = batch if batch > 16 else 16 * batch
+    shapes = [(rows, width)] * 2 + [(width,)] * 2
+    tensors = [Tensor(floats(xp, *shape), requires_grad=True) for shape in shapes]
+    node, grad = cross_vector(*tensors)._node, floats(xp, rows + 1, width)[1:]
+    x, x0, weight = (t.data for t in tensors[:3])
+    return Work(
+        lambda: tuple(node.backward(grad)),
+        20 * rows * width + 12 * width + 4 * rows, f"B={rows} N={width}",
+        naive=lambda: naive.cross_vector_backward(grad, x, x0, weight),
+    )  # fmt: skip
+
+
+# What a cross network does besides matmuls.
+
+
+@case("cross_matrix_forward", 624, 128)
+def _combine(xp: ModuleType, batch: int, width: int) -> Work:
+    z, x0, x = (floats(xp, batch, width) for _ in range(3))
+    return Work(
+        lambda: (combine(z, x0, x),), 16 * batch * width, f"B={batch} N={width}",
+        naive=lambda: (x0 * z + x,),
+    )  # fmt: skip
+
+
+@case("cross_matrix_backward", 624, 128)
+def _combine_backward(xp: ModuleType, batch: int, width: int, dtype: type = np.float32) -> Work:
+    grad, z, x0 = (floats(xp, batch, width) for _ in range(3))
+    amp = None if dtype is np.float32 else np.dtype(dtype)
+    return Work(
+        lambda: combine_backward(grad, z, x0, amp),
+        (16 + np.dtype(dtype).itemsize) * batch * width, f"B={batch} N={width}",
+        naive=lambda: ((grad * x0).astype(dtype), grad * z), dtype=np.dtype(dtype).name,
+    )  # fmt: skip
+
+
+case("cross_matrix_16_backward", 624)(functools.partial(_combine_backward, dtype=np.float16))

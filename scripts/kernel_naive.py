@@ -251,6 +251,16 @@ def _normalization_gradient(g: Any, xhat: Any, rstd: Any, axis: int) -> Any:
     return rstd * (g - g.mean(axis=axis, keepdims=True) - xhat * slope)
 
 
+def cross_vector(x: Any, x0: Any, weight: Any, bias: Any) -> Any:
+    return x0 * (x @ weight)[:, None] + bias + x
+
+
+def cross_vector_backward(grad: Any, x: Any, x0: Any, weight: Any) -> tuple:
+    slope = (grad * x0).sum(axis=1, keepdims=True)
+    dweight, dbias = (slope * x).sum(axis=0), grad.sum(axis=0)
+    return slope * weight + grad, grad * (x @ weight)[:, None], dweight, dbias
+
+
 def layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     return _normalized(x, 1, eps)[0] * weight + bias
 

@@ -294,6 +294,17 @@ def factorization_machine(dense, sparse, grad):
     return (out, None, dx) if dense is None else (out, dx[:, 0], dx[:, 1:])
 
 
+def cross_vector(dy, x, x0, weight, bias) -> list[np.ndarray]:
+    """y, dx, dx0, dweight, dbias."""
+    y, dx, dx0 = np.empty(x.shape), np.empty(x.shape), np.empty(x.shape)
+    dweight = np.zeros(x.shape[1])
+    for b, (a, a0, g) in enumerate(zip(np.float64(x), np.float64(x0), np.float64(dy), strict=True)):
+        product, slope = math.fsum(a * weight), math.fsum(g * a0)
+        y[b], dx[b], dx0[b] = a0 * product + bias + a, slope * np.float64(weight) + g, g * product
+        dweight += slope * a
+    return [y, dx, dx0, dweight, np.float64(dy).sum(axis=0)]
+
+
 def mlp(x, weights, biases, keeps, rates, linear_output: bool) -> list[np.ndarray]:
     """Outputs of all layers, x first; keeps[l] is layer l's dropout mask."""
     layers = [np.float64(x)]

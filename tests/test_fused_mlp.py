@@ -4,7 +4,7 @@ import pytest
 
 import cupyrec
 from cupyrec import Tensor, arrays, fused_mlp, nn, no_grad, optim
-from cupyrec.ops.fused_mlp import _row_block
+from cupyrec.ops.fused_mlp import row_block
 from cupyrec.ops.relu_dropout import Dropout
 from cupyrec.testing import gradcheck
 
@@ -64,7 +64,7 @@ def test_integer_data_is_exact(shape):
 @pytest.mark.parametrize("rows", [1, 8191, 70_000, 10**6, 10**7 + 1])
 @pytest.mark.parametrize("columns", [1, 130, 4096])
 def test_blocks_have_few_weight_gradients(rows, columns):
-    assert rows <= 64 * _row_block(rows, columns)
+    assert rows <= 64 * row_block(rows, columns)
 
 
 @pytest.mark.parametrize("linear_output", [False, True])

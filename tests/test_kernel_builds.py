@@ -28,6 +28,8 @@ from cupyrec.ops import (
     cast,
     catch_up_adam,
     clip_scale,
+    cross_matrix,
+    cross_vector,
     dot_interaction,
     embedding_rows,
     factorization_machine,
@@ -189,6 +191,15 @@ def normalize(width, shift):
         y._node.backward(floats(40, width))
 
 
+def cross(width, shift):
+    vectors = [Tensor(floats(width), requires_grad=True) for _ in range(2)]
+    x = Tensor(floats(40, width, shift=shift), requires_grad=True)
+    cross_vector.cross_vector(x, x, *vectors)._node.backward(floats(40, width))
+    cross_matrix.combine(x.data, x.data, x.data)
+    for half in (None, *arrays.HALVES):
+        cross_matrix.combine_backward(x.data, x.data, x.data, half)
+
+
 def single_outputs(width, shift, dtype):
     x, weight = floats(200, width, shift=shift, dtype=dtype), floats(1, width, dtype=dtype)
     given = floats(200, 1), x, weight, floats(1, width), floats(1)
@@ -253,6 +264,7 @@ def special():
             rows_of(width, shift)
         for width, shift in itertools.product(NORMALIZED, SHIFTS):
             normalize(width, shift)
+            cross(width, shift)
         for width, shift, dtype in itertools.product(
             (1, 3, 6, 16, 512), SHIFTS, (np.float32, *arrays.HALVES)
         ):
@@ -366,7 +378,7 @@ def test_special_cases_cover_what_users_have(special):
     assert any(macros["CHUNK"] < macros["WIDTH"] for macros in halves)
     names = (
         "gather_rows write_rows round_rows adam_rows segment_sum int8_decode layer_norm batch_norm"
-        " encode_messages decode_messages"
+        " encode_messages decode_messages cross_vector cross_matrix"
     )
     for name in names.split():
         assert {dict(m)["VECTOR"] for _, kernel, m in special if kernel == name} == {1, 2, 4}

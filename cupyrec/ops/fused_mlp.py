@@ -35,6 +35,7 @@ from cupyrec import arrays, cpu, cublaslt, errors, streams
 from cupyrec.autograd import Function, Tensor
 from cupyrec.cublaslt import Epilogue
 from cupyrec.ops.cast import cast_array, cast_matrices, padded, padded_width
+from cupyrec.ops.halves import half_type
 from cupyrec.ops.relu_dropout import (
     Dropout,
     bias_relu_dropout_cpu,
@@ -47,7 +48,7 @@ from cupyrec.ops.relu_dropout import (
 from cupyrec.ops.single_output import single_output_backward
 from cupyrec.ops.thin_matmul import thin_matmul
 
-__all__ = ["fused_mlp"]
+__all__ = ["fused_mlp", "matmul_block", "row_block", "weight_cuts"]
 
 _WEIGHT_ROWS = 256  # rows or columns of a weight gradient a block
 _SMALL = 1 << 14  # numbers of a weight whose gradient is added up over blocks
@@ -56,24 +57,44 @@ _MOST = 64  # such blocks
 _THIN = 1 << 12  # numbers of a matrix that a BLAS would pack, or clear, for too little
 
 
-def _row_block(rows: int, columns: int) -> int:
-    """Rows a block: small batches still give every thread work, large ones fill the BLAS kernel.
+def row_block(rows: int, columns: int) -> int:
+    """Return rows a block: small batches give every thread work, large ones fill the BLAS kernel.
 
     Narrow layers take more, or a block would be over before Python has begun the next. Very
     many rows do too: a block has gradients of small weights to itself until they are added up.
+
+    Examples
+    --------
+    >>> row_block(4096, 128)
+    512
     """
     return min(max(512, _BLOCK // columns, -(-rows // _MOST)), max(64, -(-rows // 8)))
 
 
-def _matmul(a: Any, b: Any, out: Any) -> None:
+def matmul_block(a: Any, b: Any, out: Any) -> None:
+    """Write a @ b to `out`, by this thread alone under `cpu.serial_blas`.
+
+    Examples
+    --------
+    >>> out = np.empty((1, 1), np.float32)
+    >>> matmul_block(np.ones((1, 3), np.float32), np.ones((3, 1), np.float32), out)
+    >>> out
+    array([[3.]], dtype=float32)
+    """
     if min(b.size, out.size) <= _THIN and out.dtype == np.float32:
         thin_matmul(a, b, out)
     else:
         np.matmul(a, b, out=out)
 
 
-def _weight_cuts(rows: int, columns: int) -> list[tuple[slice, slice]]:
-    """Blocks of a weight gradient: even few rows, as of a narrow layer on wide input, are cut."""
+def weight_cuts(rows: int, columns: int) -> list[tuple[slice, slice]]:
+    """Return blocks of a weight's gradient: even few rows, as of a narrow layer, are cut.
+
+    Examples
+    --------
+    >>> len(weight_cuts(1024, 256)), len(weight_cuts(16, 1024))
+    (4, 4)
+    """
     size = rows if rows > _WEIGHT_ROWS else columns
     step = -(-size // -(-size // _WEIGHT_ROWS))
     cuts = [slice(n, n + step) for n in range(0, size, step)]
@@ -96,14 +117,14 @@ class _FusedMLP(Function):
         rows = x.shape[0]
         self.x = [x]
         self.x += [arrays.empty((rows, w.shape[0]), x.dtype) for w in self.weights]
-        self.row_block = _row_block(rows, max(x.shape[1] for x in self.x))
+        self.row_block = row_block(rows, max(x.shape[1] for x in self.x))
         loop_arguments = [d.loop_arguments(x.dtype) for d in dropouts]
 
         @np.errstate(over="ignore", invalid="ignore")  # inf and NaN are passed on
         def block(start: int, stop: int) -> None:
             for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
                 y = self.x[i + 1][start:stop]
-                _matmul(self.x[i][start:stop], weight.T, y)
+                matmul_block(self.x[i][start:stop], weight.T, y)
                 if linear_output and i == len(self.weights) - 1:
                     y += bias
                 else:
@@ -150,15 +171,15 @@ class _FusedMLP(Function):
                     np.sum(grad, axis=0, out=bias_sum)
                 if i in small:
                     out = weight_sums[i][start // size]
-                    _matmul(grad.T, self.x[i][start:stop], out)
+                    matmul_block(grad.T, self.x[i][start:stop], out)
                 below = dz[i - 1] if i > 0 else dx
                 if below is not None:
-                    _matmul(grad, self.weights[i], below[start:stop])
+                    matmul_block(grad, self.weights[i], below[start:stop])
 
         dweights = [self.grad_room(1 + 2 * i) for i in range(layers)]
         dbiases = [self.grad_room(2 + 2 * i) for i in range(layers)]
         large = [(i, w) for i, w in enumerate(self.weights) if i not in small]
-        cuts = [(i, n, m) for i, w in large for n, m in _weight_cuts(*w.shape)]
+        cuts = [(i, n, m) for i, w in large for n, m in weight_cuts(*w.shape)]
 
         def weight_block(start: int, stop: int) -> None:
             for i, n, m in cuts[start:stop]:
@@ -337,7 +358,7 @@ def fused_mlp(
         )
     floats = (np.float32, np.float64) if xp is np and amp is None else (np.float32,)
     errors.dtype("fused_mlp", "weights[0]", raw[1], *floats)
-    half = _half(amp)
+    half = half_type("fused_mlp", amp)
     errors.dtype("fused_mlp", "x", raw[0], raw[1].dtype, *([] if half is None else [half]))
     first = {"weights[0]": (raw[1], "M N")}
     _, columns = errors.axes("fused_mlp", **first)
@@ -374,10 +395,3 @@ def fused_mlp(
 
 def _listed(arrays: list[tuple[Any, tuple[int, ...]]]) -> str:
     return " ".join(f"{dtype}{shape}" for dtype, shape in arrays)
-
-
-def _half(amp: str | None) -> np.dtype | None:
-    found = [dtype for dtype in arrays.HALVES if dtype.name == amp]
-    if amp is not None and not found:
-        raise ValueError(f"fused_mlp: 'amp' must be None, 'float16' or 'bfloat16', got {amp!r}.")
-    return found[0] if found else None

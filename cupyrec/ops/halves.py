@@ -13,7 +13,7 @@ import numpy as np
 
 from cupyrec import arrays
 
-__all__ = ["in_float32", "value_macros"]
+__all__ = ["half_type", "in_float32", "value_macros"]
 
 
 def in_float32(
@@ -37,6 +37,25 @@ def in_float32(
         for out, values in zip(outputs, wide, strict=True):
             if out is not values:
                 out[...] = values
+
+
+def half_type(where: str, amp: str | None) -> np.dtype | None:
+    """Return the dtype of 16 bits that an argument `amp` names.
+
+    Raises
+    ------
+    ValueError
+        It is neither None, "float16" nor "bfloat16".
+
+    Examples
+    --------
+    >>> half_type("f", "float16")
+    dtype('float16')
+    """
+    found = [dtype for dtype in arrays.HALVES if dtype.name == amp]
+    if amp is not None and not found:
+        raise ValueError(f"{where}: 'amp' must be None, 'float16' or 'bfloat16', got {amp!r}.")
+    return found[0] if found else None
 
 
 def value_macros(dtype: Any) -> dict[str, object]:

@@ -16,7 +16,7 @@ from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 __all__ = ["add_blocks", "backward_geometry", "block_sums", "forward_geometry", "macros", "turns"]
 
 _WARP_COLUMNS, _BLOCK_COLUMNS = 512, 8192  # of the longest row that a warp or a block holds
-_BLOCK_ROWS, _MOST_BLOCKS = 32, 1024  # rows that a block adds up, at least
+_BLOCK_ROWS, _MOST_BLOCKS = 32, 2048  # rows that a block adds up, at least
 
 _add_blocks = Kernel(
     "row_pieces.cu", "add_blocks",
@@ -48,7 +48,7 @@ def turns(rows: int, lanes: int) -> int:
     Examples
     --------
     >>> turns(4096, 256), turns(4096, 32), turns(1 << 20, 256)
-    (32, 4, 1024)
+    (32, 4, 512)
     """
     groups = 256 // lanes
     return max(blocks(_BLOCK_ROWS, groups), blocks(rows, _MOST_BLOCKS * groups))
