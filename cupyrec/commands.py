@@ -31,7 +31,7 @@ from cupyrec.data import TSV, Schema, criteo_schema
 from cupyrec.data.movielens import write_movielens_100k
 from cupyrec.data.synthetic import write_synthetic
 from cupyrec.embedding import InitialVectors
-from cupyrec.models import DLRM
+from cupyrec.models import DCN, DLRM, DCNv2
 from cupyrec.parallel import Communicator, Exchange, world
 from cupyrec.progress import Progress
 from cupyrec.run_folder import RunFolder, json_line
@@ -40,7 +40,7 @@ __all__ = ["data_movielens_100k", "data_synthetic", "evaluate", "predict", "trai
 
 logger = logging.getLogger("cupyrec")
 
-MODELS = {"dlrm": DLRM}
+MODELS = {"dcn": DCN, "dcn_v2": DCNv2, "dlrm": DLRM}
 OPTIMIZERS = {
     "sgd": optim.SGD, "adagrad": optim.Adagrad, "rowwise_adagrad": optim.RowWiseAdagrad,
     "adam": optim.Adam, "adamw": optim.AdamW, "catch_up_adam": optim.CatchUpAdam,

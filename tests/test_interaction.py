@@ -121,3 +121,34 @@ def test_amp_casts_what_is_not_of_16_bits(np_or_xp, pooling, dtype):
         layer = nn.FusedDotInteraction(output_concat=False)
         layer.amp = str(dtype)
         assert layer(None, half).dtype == dtype
+
+
+@pytest.mark.parametrize("mode", ["matrix", "vector"])
+def test_cross_interaction(mode):
+    cupyrec.manual_seed(3)
+    layer = nn.FusedCrossInteraction(5, mode)
+    x, x0 = oracle.normals((4, 5)), oracle.normals((4, 5), seed=1)
+    weight = np.float64(layer.weight.data)
+    assert np.abs(weight).max() <= 1 / np.sqrt(5)
+    assert weight.std() > 0.1
+    assert not layer.bias.data.any()
+    layer.bias.data[...] = bias = oracle.normals(5, seed=2)
+    if mode == "vector":
+        expected = x0 * (x @ weight)[:, None] + bias + x
+    else:
+        expected = x0 * (x @ weight.T + bias) + x
+    np.testing.assert_allclose(layer(x, x0).numpy(), expected, rtol=1e-5, atol=1e-6)
+    layer.amp = "float16"
+    rounded = layer(x, x0).numpy()
+    assert np.array_equal(rounded, layer(x, x0).numpy())
+    np.testing.assert_allclose(rounded, expected, rtol=1e-2, atol=1e-2)
+    assert (np.abs(rounded - expected).max() > 1e-5) == (mode == "matrix")
+
+
+def test_cross_interaction_refuses():
+    text = "FusedCrossInteraction: 'features' must be at least 1, got 0."
+    with pytest.raises(ValueError, match=sentence(text)):
+        nn.FusedCrossInteraction(0)
+    text = "FusedCrossInteraction: 'mode' must be 'matrix' or 'vector', got 'v'."
+    with pytest.raises(ValueError, match=sentence(text)):
+        nn.FusedCrossInteraction(3, "v")

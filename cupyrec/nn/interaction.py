@@ -2,15 +2,71 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from cupyrec.nn.module import Module
+import numpy as np
+
+from cupyrec import errors, random
+from cupyrec.nn.module import Module, Parameter
 from cupyrec.ops.cast import cast, padded_width
+from cupyrec.ops.cross_matrix import cross_matrix
+from cupyrec.ops.cross_vector import cross_vector
 from cupyrec.ops.dot_interaction import dot_interaction, dot_interaction_width
 from cupyrec.ops.factorization_machine import factorization_machine
 from cupyrec.ops.row_vectors import RowVectors
 
-__all__ = ["FusedDotInteraction"]
+__all__ = ["FusedCrossInteraction", "FusedDotInteraction"]
+
+
+class FusedCrossInteraction(Module):
+    """A layer of a cross network. x (B, features), x0 (B, features) -> (B, features).
+
+    Parameters
+    ----------
+    features : int
+    mode : {"matrix", "vector"}
+        "matrix": x0 * (x @ weight.T + bias) + x of DCN-v2 (Wang et al. 2021), whose matmul is in
+        the type of `amp`. "vector": x0 * (x . weight) + bias + x of DCN (Wang et al. 2017), float32
+        with any.
+    tf32 : bool
+        Whether a GPU may round what it multiplies to TF32, 10 bits of the fraction.
+
+    Raises
+    ------
+    ValueError, TypeError
+        `features` is not a positive integer, or another `mode`.
+
+    Notes
+    -----
+    OneFlow's ``FusedCrossFeatureInteraction``. `weight` starts uniform in +-1/sqrt(features),
+    `bias` as 0.
+
+    Examples
+    --------
+    >>> layer = FusedCrossInteraction(3)
+    >>> x0 = np.ones((2, 3), np.float32)
+    >>> layer(x0, x0).shape, layer.weight.shape
+    ((2, 3), (3, 3))
+    """
+
+    def __init__(self, features: int, mode: str = "matrix", tf32: bool = False) -> None:
+        features = errors.positive("FusedCrossInteraction", "features", features)
+        if mode not in ("matrix", "vector"):
+            raise ValueError(
+                f"FusedCrossInteraction: 'mode' must be 'matrix' or 'vector', got {mode!r}."
+            )
+        self.mode, self.tf32 = mode, tf32
+        shape = (features, features) if mode == "matrix" else (features,)
+        bound = 1 / math.sqrt(features)
+        values = random.generator().uniform(-bound, bound, shape)
+        self.weight = Parameter(values.astype(np.float32))
+        self.bias = Parameter(np.zeros(features, np.float32))
+
+    def forward(self, x: Any, x0: Any) -> Any:
+        if self.mode == "vector":
+            return cross_vector(x, x0, self.weight, self.bias)
+        return cross_matrix(x, x0, self.weight, self.bias, amp=self.amp, tf32=self.tf32)
 
 
 class FusedDotInteraction(Module):
