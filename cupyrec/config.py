@@ -43,6 +43,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "forward": "none",  # of rows
         "backward": "none",  # of gradients
         "evaluation": "",  # of rows in evaluation; "": that of forward
+        "rounding": "nearest",  # of gradients by their codec; or stochastic
     },
     "data": {"buckets": True, "on_error": "raise"},
 }

@@ -1,4 +1,6 @@
-"""Optimizers, schedules and what tables tell, by the command ``cupyrec train``."""
+"""Optimizers, schedules, gradients' rounding and what tables tell, by the command ``cupyrec train``."""
+
+import json
 
 import pytest
 import trial
@@ -70,3 +72,14 @@ def test_metrics_tell_of_tables(logs, tmp_path):
     assert told.keys() == {"ids", "bytes", "load", "unique_ratio", "inserted"}
     assert {len(values) for values in told.values()} == {3}
     assert sum(told["ids"]) == checkpoint.verify(tmp_path / "run" / "last")["groups"][0]["rows"]
+
+
+def test_gradients_may_be_rounded_at_random(logs, tmp_path, capsys):
+    told = []
+    for rounding in ("nearest", "stochastic"):
+        setting = "--set", f"exchange.rounding={rounding}"
+        assert trial.train(logs, tmp_path / rounding, "--codec", "bf16", *setting) == 0
+        told.append(json.loads(capsys.readouterr().out)["test_logloss"])
+    assert told[0] != told[1] == pytest.approx(told[0], rel=1e-2)
+    assert trial.train(logs, tmp_path / "up", "--set", "exchange.rounding=up") == 2
+    assert "'rounding' must be one of nearest, stochastic, got 'up'" in capsys.readouterr().err

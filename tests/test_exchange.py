@@ -5,6 +5,7 @@ import pytest
 
 from cupyrec import arrays
 from cupyrec.ops.partition import owners
+from cupyrec.ops.row_memory import Rounding
 from cupyrec.parallel import Communicator, Exchange, world
 
 pytestmark = pytest.mark.ranks
@@ -131,6 +132,78 @@ def test_one_rank_passes_the_codec_too() -> None:
     x = np.array([[1.0, 0.4], [0, 0], [127, 0.6]], np.float32)
     rows = exchange.rows(route, x, None, training=True)
     np.testing.assert_allclose(rows, [[1.0, 51 / 127], [0, 0], [127, 1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-7, 1e30])
+def test_gradients_of_any_magnitude_keep_the_bits_of_float16(magnitude: float, xp) -> None:
+    """Of a mean over many samples they are near float16's least number, 6e-8, or below."""
+    exchange = Exchange(RANKS, backward="fp16")
+    tables, ids = keys_of(R, 40)
+    route = exchange.ask(*(arrays.copy_to(xp, a) for a in (tables, ids))).result()
+    came = arrays.to_host(route.tables), arrays.to_host(route.ids)
+    scales = magnitude * 100.0 ** -np.arange(N)  # another on each rank
+    gradient = (scales[R] * vector_of(tables, ids, 6)).astype(np.float32)
+    exchange.measure()
+    got = arrays.to_host(exchange.gradients(route, arrays.copy_to(xp, gradient))())
+    expected = np.repeat(scales, route.received)[:, None] * vector_of(*came, 6)
+    assert (np.abs(got - expected) <= 1.001 * 2.0**-11 * np.abs(expected)).all()
+    assert (got != expected).any() or not len(got)
+    assert 0 < exchange.errors()["gradients"] < 2.0**-11
+
+
+def test_gradients_that_float16_cannot_scale(xp) -> None:
+    """None but zeros stay zeros, what is infinite stays so; the least of all lose least."""
+    exchange = Exchange(RANKS, backward="fp16")
+    tables, ids = np.zeros(3, np.uint32), np.arange(3) + 3 * R
+    route = exchange.ask(*(arrays.copy_to(xp, a) for a in (tables, ids))).result()
+    which = arrays.to_host(route.ids) % 3
+    for values in ([0, 0, 0], [1, np.inf, -np.inf], [np.nan, 0, 0], [2.0**-120, -(2.0**-110), 0]):
+        given = np.array(values, np.float32)[:, None]
+        got = arrays.to_host(exchange.gradients(route, arrays.copy_to(xp, given))())[:, 0]
+        expected = given[which, 0]
+        if np.inf in values:
+            got, expected = got[which > 0], expected[which > 0]
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8"])
+def test_gradients_are_rounded_at_random(codec: str, xp) -> None:
+    """The mean over steps is the value; steps and ranks draw others, a seed draws the same."""
+    exchange = Exchange(RANKS, backward=codec, rounding="stochastic")
+    tables, ids = (arrays.copy_to(xp, a) for a in (np.zeros(60, np.uint32), np.arange(60)))
+    route = exchange.ask(tables, ids).result()  # the same keys on each rank
+    own = (1e-6 * vector_of(np.zeros(60), np.arange(60), 16)).astype(np.float32)
+
+    def sent(seed: int, step: int) -> np.ndarray:
+        by = Rounding(tables, ids, seed, step)
+        return arrays.to_host(exchange.gradients(route, arrays.copy_to(xp, own), by)())
+
+    steps = [sent(7, step) for step in range(30)]
+    expected = own[arrays.to_host(route.ids)].astype(float)
+    assert (sent(7, 3) == steps[3]).all()
+    if not len(expected):
+        return
+    assert (steps[3] != steps[4]).mean() > 0.2
+    error = np.array(steps) - expected
+    assert np.abs(error).max() <= 2 * CODECS[codec] * 1e-6 * 1.001
+    of_means, of_all = (np.sqrt(np.square(e).mean()) for e in (error.mean(axis=0), error))
+    assert 0 < of_means < 1.3 / np.sqrt(len(steps)) * of_all  # of independent ones 1
+    parts = np.split(steps[0], np.cumsum(route.received)[:-1])
+    if N > 1:
+        assert (parts[0] != parts[1]).mean() > 0.2
+
+
+def test_nearest_is_the_default_and_others_are_refused() -> None:
+    exchange = Exchange(RANKS, backward="bf16")
+    tables, ids = keys_of(R, 9)
+    route, own = exchange.ask(tables, ids).result(), vector_of(tables, ids, 4)
+    by = Rounding(tables, ids, 7, 0)
+    nearest = exchange.gradients(route, own)()
+    assert (exchange.gradients(route, own, by)() == nearest).all()
+    exact = Exchange(RANKS, rounding="stochastic").gradients(route, own, by)()
+    assert (exact == vector_of(route.tables, route.ids, 4)).all()
+    with pytest.raises(ValueError, match="'rounding' must be one of nearest, stochastic, got 'up'"):
+        Exchange(Communicator(), rounding="up")
 
 
 def test_unknown_codecs_are_refused() -> None:

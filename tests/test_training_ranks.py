@@ -26,10 +26,14 @@ def log(rows: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return dense, ids, labels
 
 
-def model_of(ranks: Communicator, codec: str = "none", **options) -> nn.Module:
+def model_of(
+    ranks: Communicator, codec: str = "none", rounding: str = "nearest", **options
+) -> nn.Module:
     cupyrec.manual_seed(5)
     model = models.DLRM(2, 3, embedding_dim=4, bottom=[8], top=[8], **options)
-    model.embedding.group.exchange = Exchange(ranks, forward=codec, backward=codec, num_tables=3)
+    model.embedding.group.exchange = Exchange(
+        ranks, forward=codec, backward=codec, rounding=rounding, num_tables=3
+    )
     return model
 
 
@@ -40,10 +44,11 @@ def train(
     batch: int,
     device: str = "cpu",
     codec: str = "none",
+    rounding: str = "nearest",
     **options,
 ) -> tuple[np.ndarray, ...]:
     """Losses, all vectors and dense parameters after so many steps."""
-    model = model_of(ranks, codec, dropout=0.3).to(device)
+    model = model_of(ranks, codec, rounding, dropout=0.3).to(device)
     optimizer = KINDS[kind](model.parameters(), 0.05, **options)
     batches = data.RankSlices(data.Arrays(*log(steps * batch)), ranks.rank, ranks.size)
     losses = [
@@ -86,6 +91,17 @@ def test_the_same_bits_twice(codec: str) -> None:
     once, again = (train(RANKS, "adam", 5, batch=12, codec=codec) for _ in range(2))
     for a, b in zip(once, again, strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+def test_the_same_bits_twice_by_stochastic_rounding() -> None:
+    once, again, nearest = (
+        train(RANKS, "sgd", 5, batch=12, codec="int8", rounding=rounding)
+        for rounding in ("stochastic", "stochastic", "nearest")
+    )
+    for a, b, c in zip(once, again, nearest, strict=True):
+        assert a.tobytes() == b.tobytes()
+        assert distance(a, c) < 0.01
+    assert (once[1] != nearest[1]).any()
 
 
 def test_all_ranks_have_the_same_dense_parameters() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import timeline
+from cupyrec import random, timeline
 from cupyrec.embedding.initializers import InitialVectors
 from cupyrec.embedding.look_up import Asked, LookUp
 from cupyrec.embedding.memory_store import MemoryStore
@@ -297,13 +297,14 @@ class Group(Shard):
         array([[1., 1.]], dtype=float32)
         """
         look_up.check_numbering(self.numbering)
+        keys = look_up.keys
         if look_up.remote is not None:
             route, own = look_up.remote
-            self._coming.append((self.exchange.gradients(route, values), own))
+            by = Rounding(keys.tables, keys.ids, self.initial.seed, random.step())
+            self._coming.append((self.exchange.gradients(route, values, by), own))
             if len(self._coming) > _PARTS:
                 self._arrive()
             return
-        keys = look_up.keys
         if look_up.reached != self._reached:  # steps have come between, or another optimizer
             self._catch_up(look_up.rows, keys.tables, keys.ids)
         self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids, squares))
