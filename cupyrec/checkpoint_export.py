@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,8 +27,9 @@ from cupyrec import __version__
 from cupyrec.checkpoint_checks import check
 from cupyrec.checkpoint_files import new_folder, sync, write_file
 from cupyrec.checkpoint_shards import catch_up_history, count_ids, read_rows, served
+from cupyrec.data import Schema
 
-__all__ = ["export", "find_table"]
+__all__ = ["columns_of", "export", "find_table"]
 
 _OPEN = 64  # tables written at a time: a process has few files
 _GROUP_BYTES = 8 << 20
@@ -94,8 +95,10 @@ class _Parquet:
 _WRITERS = {"parquet": _Parquet, "npy": _NPY}
 
 
-def find_table(known: Iterable[str], name: str) -> str:
+def find_table(known: Iterable[str], name: str, columns: Sequence[str] = ()) -> str:
     """Return the one of these tables with this name, or if no other has it this number.
+
+    `columns` are what the run's schema calls the tables, in the order of their numbers.
 
     Raises
     ------
@@ -109,10 +112,28 @@ def find_table(known: Iterable[str], name: str) -> str:
     """
     known = list(known)
     fit = [table for table in known if name in (table, table.rpartition(".")[2])]
+    if not fit and name in columns:
+        return find_table(known, str(columns.index(name)))
     if len(fit) != 1:
-        some = ", ".join(known[:12]) + ", ..." * (len(known) > 12)
-        raise ValueError(f"checkpoint: 'table' must name one of {some}, got '{name}'.")
+        names = list(columns) or known
+        some = ", ".join(names[:6]) + ", ..." * (len(names) > 6)
+        raise ValueError(
+            f"checkpoint: 'table' must name one of {some}, or tell its number, got '{name}'."
+        )
     return fit[0]
+
+
+def columns_of(manifest: dict[str, Any]) -> list[str]:
+    """Return what the schema of a run calls its tables; nothing if no run wrote the checkpoint.
+
+    Examples
+    --------
+    >>> columns_of({"config": {}})
+    []
+    """
+    config = manifest["config"]
+    by_run = {"settings", "schema"} <= config.keys()
+    return Schema.from_dict(config["schema"]).table_names if by_run else []
 
 
 def export(
@@ -136,7 +157,7 @@ def export(
         A folder that doesn't exist yet.
     format : {"parquet", "npy"}
     tables : iterable of str
-        Names, or numbers where these tell; all by default.
+        Names, or numbers where these tell, or what a run's schema calls them; all by default.
     states : bool
         Whether the optimizer's state of each row is written, too.
     overwrite : bool
@@ -171,7 +192,8 @@ def export(
         for entry, ids in zip(manifest["groups"], counts, strict=True)
         for table in ids
     ]
-    wanted = {find_table(names, name) for name in tables} or set(names)
+    columns = columns_of(manifest) if tables else []
+    wanted = {find_table(names, name, columns) for name in tables} or set(names)
     told: dict[str, Any] = {"cupyrec": __version__, "format": format, "tables": {}}
     with new_folder(out, "export", overwrite=overwrite) as folder:
         for entry, ids in zip(manifest["groups"], counts, strict=True):

@@ -14,7 +14,7 @@ from pyarrow import compute, parquet
 
 from cupyrec import errors
 from cupyrec.checkpoint_checks import check
-from cupyrec.checkpoint_export import find_table
+from cupyrec.checkpoint_export import columns_of, find_table
 from cupyrec.checkpoint_reshard import rewrite, split
 from cupyrec.checkpoint_shards import Keys, count_ids, group_of, piece, read_keys, read_rows
 from cupyrec.embedding import Group, Rows, widened
@@ -85,7 +85,7 @@ def import_table(
         for entry in manifest["groups"]
         for number in count_ids(path, entry)
     }
-    target, number = tables[find_table(tables, table)]
+    target, number = tables[find_table(tables, table, columns_of(manifest))]
     new = _New(file, target, number)
     replaced = 0
 

@@ -232,7 +232,7 @@ def _add_checkpoint(command: argparse.ArgumentParser) -> None:
     export = add("export", "ids and vectors of tables as files that others read")
     write(export, "export")
     export.add_argument("--format", choices=["parquet", "npy"], default="parquet")
-    about = "names or numbers of tables; all by default"
+    about = "names of tables, as the schema has them too, or numbers; all by default"
     export.add_argument("--table", nargs="+", default=[], metavar="T", help=about)
     export.add_argument("--states", action="store_true", help="optimizer's state of rows, too")
     imported = add("import", "write it anew with vectors of a file in a table")
@@ -240,7 +240,7 @@ def _add_checkpoint(command: argparse.ArgumentParser) -> None:
     about = "F.parquet with columns id and vector, or F.ids.npy beside F.vectors.npy"
     imported.add_argument("file", metavar="FILE", help=about)
     write(imported, "checkpoint")
-    about = "the table's name, or number"
+    about = "the table's name, as the schema has it too, or number"
     imported.add_argument("--table", required=True, metavar="T", help=about)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -47,6 +48,7 @@ OPTIMIZERS = {
     "ftrl": optim.FTRL,
 }  # fmt: skip
 
+_DATA = "data.json"  # in a run's folder, what it trained on
 _AMPS = "float32", "float16", "bfloat16"
 
 # flag -> section and key of the configuration
@@ -72,7 +74,7 @@ def train(options: argparse.Namespace) -> None:
     if options.resume and (options.out or options.overwrite):
         raise UsageError("train: --resume must come without --out and --overwrite, got both.")
     if options.resume and not (Path(options.resume) / "last").exists():
-        raise UsageError(f"train: --resume must name a run's folder, got '{options.resume}'.")
+        raise UsageError(_why_not_resumed(Path(options.resume)))
     if options.out == "":
         raise UsageError("train: --out must name a folder, got ''.")
     settings = _settings(options)
@@ -84,12 +86,20 @@ def train(options: argparse.Namespace) -> None:
     progress = Progress()
     if options.resume:
         progress = _resume(Path(options.resume) / "last", settings, schema, model, optimizer)
+        _warn_of_other_data(Path(options.resume), train_data)
     run = _run_folder(options, settings, schema)  # all is well: now something may be overwritten
+    if run is not None and world().rank == 0:
+        _replace(run.path / "config.toml", config.to_toml(settings))
+        _replace(run.path / _DATA, json.dumps({"train": _sizes(train_data)}, indent=1))
     if options.resume:
         run.forget_after(progress.step)
     if run is None and world().rank == 0:
         logger.warning("without --out neither model nor metrics are kept")
     _log_device(options)
+    if progress.step and _finished(progress, settings["training"]):
+        logger.info(
+            "'%s' is finished already, at step %d: nothing to train", run.path, progress.step
+        )
     keys = ("epochs", "batch_size", "eval_every", "patience", "save_every")
     result = training.fit(
         model, train_data, valid, optimizer=optimizer, run=run, progress=progress,
@@ -243,6 +253,41 @@ def _dataset(files: list[str] | None, schema: Schema, settings: dict) -> TSV | N
     return TSV(files, schema, on_error=settings["data"]["on_error"]) if files else None
 
 
+def _sizes(data: TSV) -> list[list]:
+    """Name and bytes of each file: enough for a resumed run to tell that its data are others."""
+    return [[path.name, path.stat().st_size] for path in data.paths]
+
+
+def _warn_of_other_data(folder: Path, data: TSV) -> None:
+    if not (folder / _DATA).exists():  # runs before version 0.3 don't say
+        return
+    before, now = json.loads((folder / _DATA).read_text("utf-8"))["train"], _sizes(data)
+    if before != now:
+
+        def told(files: list[list]) -> str:
+            return ", ".join(f"{name} of {size} bytes" for name, size in files)
+
+        logger.warning(
+            "the run goes on with other data to train on than it had: %s; before, %s",
+            told(now), told(before),
+        )  # fmt: skip
+
+
+def _why_not_resumed(folder: Path) -> str:
+    if not (folder / "config.toml").exists():
+        return f"train: --resume must name a run's folder, got '{folder}'."
+    return (
+        f"train: --resume must name a run that has saved a checkpoint, got '{folder}', which ended "
+        f"before its first. Start it anew with --out '{folder}' --overwrite; "
+        "--set training.save_every=N saves one every N steps."
+    )
+
+
+def _finished(progress: Progress, training: dict[str, Any]) -> bool:
+    stopped = 0 < training["patience"] <= progress.evaluations_since_best
+    return stopped or progress.epoch >= training["epochs"]
+
+
 def _run_folder(
     options: argparse.Namespace, settings: dict[str, dict[str, Any]], schema: Schema
 ) -> RunFolder | None:
@@ -255,16 +300,14 @@ def _run_folder(
         ways = "--resume or --overwrite" if (Path(folder) / "last").exists() else "--overwrite"
         raise UsageError(f"{error} Give {ways}.") from None
     run.config = {"settings": settings, "schema": schema.to_dict()}
-    if world().rank == 0:
-        _write_settings(settings, run.path / "config.toml")
     return run
 
 
-def _write_settings(settings: dict[str, dict[str, Any]], path: Path) -> None:
-    temporary = path.with_name(".config.tmp")  # half a file would be half the settings when resumed
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.stem}.tmp")  # half a file would be half the settings
     try:
         with errors.naming(path):
-            temporary.write_text(config.to_toml(settings), "utf-8")
+            temporary.write_text(text, "utf-8")
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -397,3 +440,8 @@ def _log_device(options: argparse.Namespace) -> None:
     threads = cupyrec.num_threads()
     ranks = f"{world().size} ranks, each " if world().size > 1 else ""
     logger.info("%sdevice %s, %d thread%s", ranks, options.device, threads, "s" * (threads > 1))
+    if options.device == "sim":
+        logger.info(
+            "sim executes every thread of every kernel on the CPU, which takes seconds a step: "
+            "it checks kernels, and is not for training"
+        )

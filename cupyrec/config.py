@@ -48,6 +48,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"buckets": True, "on_error": "raise"},
 }
 
+_KINDS = {int: "an integer", float: "a number", str: "a string", list: "a list"}
+
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
     """Return a TOML file as nested dicts.
@@ -159,8 +161,9 @@ def to_toml(settings: dict[str, dict[str, Any]]) -> str:
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean '{close[0]}'?" if close else ", ".join(sorted(known))
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, 1) or [k for k in known if name and name in k]
+    hint = f"did you mean '{close[0]}'?" if close else ", ".join(known)
     return f"config: {what} must be known ({hint}), got '{name}'."
 
 
@@ -170,10 +173,10 @@ def _typed(section: str, key: str, value: Any, default: Any) -> Any:
     if type(default) is float and type(value) is int:
         value = float(value)
     if type(value) is not type(default):
-        raise TypeError(
-            f"config: [{section}] {key} must be {type(default).__name__} like {default!r}, "
-            f"got {value!r}."
-        )
+        kind = _KINDS.get(type(default))
+        rule = f"{kind} such as {json.dumps(default)}" if kind else "true or false"
+        told = json.dumps(value, default=str)
+        raise TypeError(f"config: [{section}] {key} must be {rule}, got {told}.")
     if isinstance(value, (int, float)) and not 0 <= value < math.inf:
         raise ValueError(
             f"config: [{section}] {key} must be finite and not negative, got {value!r}."

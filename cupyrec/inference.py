@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -170,6 +171,14 @@ def _put_in_order(values, lengths, ordered):
             places[rank] += lengths[rank, batch]
 
 
+def _kind(data: Any) -> str:
+    if isinstance(data, Batch):
+        return "a Batch (of whose dense, ids and labels a tuple can be made)"
+    if isinstance(data, (str, os.PathLike)):
+        return f"a path, '{data}'"
+    return type(data).__name__
+
+
 def dataset_of(model: Module, data: Any) -> Any:
     """Return data as a dataset, of whose batches this rank gets its rows.
 
@@ -194,8 +203,8 @@ def dataset_of(model: Module, data: Any) -> Any:
         data = Arrays(*data)
     if not hasattr(data, "batches"):
         raise TypeError(
-            "data: must be a dataset such as cupyrec.data.TSV, or arrays (dense, ids, labels), "
-            f"got {type(data).__name__}."
+            "data: must be a dataset such as cupyrec.data.TSV(path, schema), or arrays "
+            f"(dense, ids, labels), got {_kind(data)}."
         )
     ranks = model.ranks
     if ranks.size == 1:

@@ -1,6 +1,7 @@
 """The folder of a training run: metrics, and the last and the best checkpoint.
 
 config.toml             the resolved configuration
+data.json               names and sizes of the files to train on
 metrics.jsonl           one JSON object a line
 checkpoints/step-N/     checkpoints; only those that a link points to are kept
 last, best              links to checkpoints, switched atomically
@@ -24,7 +25,7 @@ from cupyrec.parallel import Communicator, world
 __all__ = ["RunFolder", "json_line"]
 
 _LOCK = ".lock"
-_OURS = ("config.toml", "metrics.jsonl", "last", "best", "curve.png")
+_OURS = ("config.toml", "data.json", "metrics.jsonl", "last", "best", "curve.png")
 
 
 def json_line(values: dict[str, Any]) -> str:

@@ -49,7 +49,7 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     FloatingPointError
         On the CPU: the loss or a gradient is not finite.
     ValueError
-        The batch has no labels.
+        The batch has no labels; on the CPU: the loss is not finite for its dense values aren't.
 
     Examples
     --------
@@ -369,6 +369,13 @@ def _check_shares(batch: Batch, ranks: Communicator) -> None:
 def _check_finite(loss: Tensor, batch: Batch, model: Module, optimizer: Optimizer) -> None:
     if math.isfinite(loss.item()):
         return
+    strange = np.argwhere(~np.isfinite(batch.dense))
+    if len(strange):
+        row, column = strange[0].tolist()
+        raise ValueError(
+            f"train_step: 'batch.dense' must be finite, got {batch.dense[row, column]} in row "
+            f"{row}, column {column}."
+        )
     largest = np.max([0, *(np.abs(p.data).max(initial=0) for _, p in model.named_parameters())])
     raise FloatingPointError(
         f"train_step: the loss must be finite, got {loss.item()} in step {optimizer.t + 1}, where "

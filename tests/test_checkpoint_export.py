@@ -85,15 +85,34 @@ def test_names_and_numbers(tmp_path):
         "item.groups.8.10", "item.groups.8.0", "3",
     ]  # fmt: skip
     for name in ("0", "1", "groups.8.0", ""):
-        text = f"checkpoint: 'table' must name one of {', '.join(known)}, got '{name}'."
+        names = f"{', '.join(known)}, or tell its number"
+        text = f"checkpoint: 'table' must name one of {names}, got '{name}'."
         with pytest.raises(ValueError, match=re.escape(text)):
             find_table(known, name)
+    assert find_table(known[1:3], "price", [*"abcdefghij", "price"]) == "item.groups.8.10"
+    assert find_table(known[1:3], "0", ["10", "0"]) == "item.groups.8.0"  # a number is a number
+    with pytest.raises(ValueError, match=re.escape("one of a, b, c, d, e, f, ..., or tell its")):
+        find_table(known[1:3], "h", "abcdefg")
     checkpoint.save(tmp_path / "c", *trained())
     with pytest.raises(ValueError, match="must name one of embedding.groups.3.0, embedding.gr"):
         export(tmp_path / "c", tmp_path / "e", format="npy", tables=["0", "2"])
     with pytest.raises(ValueError, match=re.escape("one of ['parquet', 'npy'], got 'csv'.")):
         export(tmp_path / "c", tmp_path / "e", format="csv")
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_tables_of_a_run_by_their_columns(tmp_path, capsys):
+    assert trial.train(trial.write_logs(tmp_path, rows=64), tmp_path / "run") == 0
+    wanted = "item", "price bucket"
+    arguments = tmp_path / "run", tmp_path / "e", "--format", "npy", "--table", *wanted
+    assert trial.command("checkpoint", "export", *arguments) == 0
+    numbers = [trial.SCHEMA.table_names.index(name) for name in wanted]
+    files = {file.name for file in (tmp_path / "e").glob("*.ids.npy")}
+    assert files == {f"embedding.groups.4.{number}.ids.npy" for number in numbers}
+    capsys.readouterr()
+    assert trial.command("checkpoint", "export", tmp_path / "run", "f", "--table", "itm") == 1
+    text = "'table' must name one of user, item, price bucket, or tell its number, got 'itm'."
+    assert text in capsys.readouterr().err
 
 
 def test_only_an_export_or_checkpoint_is_replaced(tmp_path):

@@ -34,7 +34,7 @@ def test_a_run_and_its_result(logs, tmp_path, capsys):
     }  # fmt: skip
     assert (result["steps"], result["samples"]) == (20, 600)  # the batch of 12 rows too
     assert {p.name for p in out.iterdir()} == {
-        ".lock", "config.toml", "metrics.jsonl", "checkpoints", "last", "best",
+        ".lock", "config.toml", "data.json", "metrics.jsonl", "checkpoints", "last", "best",
     }  # fmt: skip
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1]) == result
@@ -144,7 +144,7 @@ def test_an_evaluation_that_falls_on_an_epochs_end_is_done_once(logs, tmp_path):
         (["--set", "model.tops=[2]"], "must be known (did you mean 'top'?), got 'tops'."),
         (["--set", "modl.top=[2]"], "must be known (did you mean 'model'?), got 'modl'."),
         (["--set", "lr=2"], "config: a setting must be SECTION.KEY=VALUE, got 'lr=2'."),
-        (["--set", "training.seed=1.5"], "[training] seed must be int like 0, got 1.5."),
+        (["--set", "training.seed=1.5"], "[training] seed must be an integer such as 0, got 1.5."),
         (["--set", "training.batch_size=0"], "'batch_size' must be at least 1, got 0."),
         (["--set", "training.patience=-1"], "patience must be finite and not negative, got -1."),
         (["--lr", "nan"], "[optimizer] lr must be finite and not negative, got nan."),
@@ -239,19 +239,6 @@ def test_malformed_lines_are_skipped_as_in_training_but_never_by_predict(
     message = f"cupyrec: {bad}, line 2, column 'price': must be a finite number, got 'nan'.\n"
     assert capsys.readouterr().err == message
     assert not output.exists()
-
-
-def test_no_run_to_resume(logs, tmp_path, capsys):
-    assert trial.command("train", *logs, "--resume", tmp_path / "none") == 2
-    path = tmp_path / "none" / "config.toml"
-    message = f"cupyrec: train: --resume must name a run's folder, got '{path.parent}'.\n"
-    assert capsys.readouterr().err == message
-    assert list(tmp_path.iterdir()) == []
-    path.parent.mkdir()
-    path.touch()  # killed before its first checkpoint
-    assert trial.command("train", *logs, "--resume", path.parent) == 2
-    assert "--resume must name a run's folder, got '" in capsys.readouterr().err
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_out_is_not_overwritten_unasked(logs, tmp_path, capsys):

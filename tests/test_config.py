@@ -52,6 +52,10 @@ def test_later_changes_win_and_defaults_stay():
     whole = override(DEFAULTS, changes[:1])["optimizer"]["lr"]
     assert (whole, type(whole)) == (1.0, float)
     assert override({"m": {"top": (64,)}}, [{"m": {"top": [1, 2]}}]) == {"m": {"top": [1, 2]}}
+    with pytest.raises(
+        TypeError, match=sentence("config: [m] top must be a list such as [64], got 3.")
+    ):
+        override({"m": {"top": (64,)}}, [{"m": {"top": 3}}])
 
 
 @pytest.mark.parametrize(
@@ -71,24 +75,33 @@ def test_later_changes_win_and_defaults_stay():
             "config: a key of [training] must be known (did you mean 'epochs'?), got 'epoch'.",
         ),
         (
+            {"optimizer": {"factor": 1}}, ValueError,
+            "config: a key of [optimizer] must be known (did you mean 'decay_factor'?), "
+            "got 'factor'.",
+        ),
+        (
             {"training": 3}, TypeError,
             "config: 'training' must be a section [training], got 3.",
         ),
         (
             {"training": {"epochs": 1.0}}, TypeError,
-            "config: [training] epochs must be int like 1, got 1.0.",
+            "config: [training] epochs must be an integer such as 1, got 1.0.",
         ),
         (
             {"training": {"epochs": True}}, TypeError,
-            "config: [training] epochs must be int like 1, got True.",
+            "config: [training] epochs must be an integer such as 1, got true.",
         ),
         (
             {"optimizer": {"lr": "fast"}}, TypeError,
-            "config: [optimizer] lr must be float like 0.02, got 'fast'.",
+            'config: [optimizer] lr must be a number such as 0.02, got "fast".',
+        ),
+        (
+            {"data": {"on_error": ["skip"]}}, TypeError,
+            'config: [data] on_error must be a string such as "raise", got ["skip"].',
         ),
         (
             {"data": {"buckets": 1}}, TypeError,
-            "config: [data] buckets must be bool like True, got 1.",
+            "config: [data] buckets must be true or false, got 1.",
         ),
         (
             {"training": {"patience": -1}}, ValueError,

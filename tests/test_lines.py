@@ -3,9 +3,12 @@
 import gzip
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import sentence
+from pyarrow import parquet
 
 from cupyrec.data import lines
 from cupyrec.data.lines import Lines, batched, read_lines
@@ -77,6 +80,14 @@ def test_parts_end_where_the_lines_do():
     assert some.part(2).number == 7
     for none in (some.part(3), some.part(7, 9), some.part(2, 1), some.part(0, 0)):
         assert len(none) == none.text.size == 0
+
+
+def test_a_parquet_file_is_no_text(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"id": np.arange(3)}), path)
+    text = f"{path}: must be text, one row a line, got a Parquet file."
+    with pytest.raises(ValueError, match=sentence(text)):
+        list(read_lines(path))
 
 
 def test_a_file_without_lines_is_refused(tmp_path):

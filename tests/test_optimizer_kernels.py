@@ -174,14 +174,14 @@ def test_a_later_optimizer_and_a_move_are_seen(xp):
     first = SGD([*parameters, *groups], 0.1)
     later = Adam(parameters, 0.1)
     rule = "SGD.step: its parameters must not belong to a later optimizer or have moved to another"
-    with pytest.raises(ValueError, match=rf"^{rule} device, got \(3, 4\)\.$"):
+    with pytest.raises(ValueError, match=rf"^{rule} device since, got parameter 0 of shape"):
         first.step()
     assert first.t == 0
     later.step()
     of_groups = SGD(groups, 0.1)
     of_groups.step()
     groups[1].to(np)
-    with pytest.raises(ValueError, match=rf"^{rule} device, got Group\("):
+    with pytest.raises(ValueError, match=rf"^{rule} device since, got Group\("):
         of_groups.step()
 
 

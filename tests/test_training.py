@@ -1,4 +1,5 @@
 import math
+import re
 import signal
 import threading
 import time
@@ -103,7 +104,8 @@ def test_a_loss_that_is_not_finite_changes_nothing():
     assert (weights_of(model), rows_of(model), optimizer.t) == before
     model.top.biases[1].data[0] = 0
     dense[3, 0] = np.nan
-    with pytest.raises(FloatingPointError, match="got nan in step 2, .* dense feature nan"):
+    text = "train_step: 'batch.dense' must be finite, got nan in row 3, column 0."
+    with pytest.raises(ValueError, match=sentence(text)):
         cupyrec.train_step(model, batch, optimizer)
 
 
@@ -319,8 +321,11 @@ def test_fit_says_what_it_cannot_do():
         cupyrec.fit(model, arrays, optimizer=optim.SGD(small().parameters(), 0.1))
     with pytest.raises(ValueError, match=r"^train_step: 'batch' must have labels, got none.$"):
         cupyrec.fit(model, arrays[:2])
-    for data in ("train.tsv", None, np.zeros((2, 3))):
-        with pytest.raises(TypeError, match=r"^data: must be a dataset such as cupyrec.data.TSV"):
+    batch = Batch(arrays[0], arrays[1], arrays[2][:, None])
+    others = {"train.tsv": "a path, 'train.tsv'", None: "NoneType", batch: "a Batch (of whose"}
+    for data, told in others.items():
+        text = "data: must be a dataset such as cupyrec.data.TSV(path, schema), or arrays (dense, "
+        with pytest.raises(TypeError, match=re.escape(f"{text}ids, labels), got {told}")):
             cupyrec.fit(model, data)
     with pytest.raises(TypeError, match=r"^fit: 'epochs' must be an integer, got 1.5.$"):
         cupyrec.fit(model, arrays, epochs=1.5)

@@ -18,6 +18,7 @@ __all__ = ["Lines", "batched", "read_lines"]
 _BLOCK = 1 << 20  # bytes asked of a file at a time
 _LONGEST_LINE = 1 << 26  # a file without newlines is not read into memory as a whole
 _NEWLINE = ord("\n")
+_PARQUET = b"PAR1\x15"  # how a Parquet file begins, its first page's header included
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,7 +87,7 @@ def read_lines(path: Path) -> Iterator[Lines]:
     Raises
     ------
     ValueError
-        The file is empty, a line longer than 64 MB, or a compressed file damaged.
+        The file is empty or Parquet, a line longer than 64 MB, or a compressed file damaged.
     OSError
         It can't be read.
 
@@ -107,6 +108,8 @@ def read_lines(path: Path) -> Iterator[Lines]:
         while True:
             got = _read(stream, memoryview(buffer)[filled:], path)
             filled += got
+            if header is None and buffer.startswith(_PARQUET):
+                raise ValueError(f"{path}: must be text, one row a line, got a Parquet file.")
             if not got and filled:  # the last line has no newline: there is room for one
                 buffer[filled] = _NEWLINE
                 filled += 1

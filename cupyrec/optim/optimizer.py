@@ -177,11 +177,11 @@ class Optimizer(ABC):
     def _xp(self) -> ModuleType:
         return arrays.namespace(type(self).__name__, self.parameter_groups[0].data)
 
-    def _taken(self) -> list[Any]:
+    def _taken(self) -> list[str]:
         """What a later optimizer, or a move to another device, has taken away."""
-        taken = [shape for share in self.parameter_groups for shape in share.taken()]
+        taken = [told for share in self.parameter_groups for told in share.taken()]
         return taken + [
-            group for group in self.groups
+            repr(group) for group in self.groups
             if group.xp is not self._xp or group.store.state != self._row_state(group.width)
         ]  # rows have another layout by now  # fmt: skip
 
@@ -321,7 +321,7 @@ class Optimizer(ABC):
         if taken := self._taken():
             raise ValueError(
                 f"{type(self).__name__}.step: its parameters must not belong to a later optimizer "
-                f"or have moved to another device, got {taken[0]}."
+                f"or have moved to another device since, got {taken[0]}."
             )
         loss_scale = None if self.scaler is None else self.scaler.factor
         rates = [self._rates(share) for share in self.parameter_groups]

@@ -116,8 +116,8 @@ class ParameterGroup:
         parameters = zip(self._starts, self.parameters, strict=True)
         return [flat[i : i + p.size].reshape(p.shape) for i, p in parameters]
 
-    def taken(self) -> list[tuple[int, ...]]:
-        """Return the shapes of the parameters that another optimizer or device has taken away.
+    def taken(self) -> list[str]:
+        """Return which parameters another optimizer or device has taken away.
 
         Examples
         --------
@@ -129,7 +129,11 @@ class ParameterGroup:
         starts = zip(self._starts, self.parameters, strict=True)
         first = arrays.address(self.data)
         # Addresses, since neither identity nor `base` says what a copy of a model shares.
-        return [p.shape for i, p in starts if p.size and arrays.address(p.data) != first + 4 * i]
+        return [
+            f"parameter {number} of shape {p.shape}"
+            for number, (i, p) in enumerate(starts)
+            if p.size and arrays.address(p.data) != first + 4 * i
+        ]
 
     def scaled_l2(self, loss_scale: Any = None) -> Any:
         """Return `l2` times the loss scale, an array of one, if there is one; None for an l2 of 0.

@@ -1,0 +1,48 @@
+"""``cupyrec train --resume`` says what it finds: no checkpoint, nothing to do, other data."""
+
+from pathlib import Path
+
+import pytest
+import trial
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return trial.write_logs(tmp_path_factory.mktemp("logs"))
+
+
+def test_no_run_to_resume(logs, tmp_path, capsys):
+    assert trial.command("train", *logs, "--resume", tmp_path / "none") == 2
+    path = tmp_path / "none" / "config.toml"
+    message = f"cupyrec: train: --resume must name a run's folder, got '{path.parent}'.\n"
+    assert capsys.readouterr().err == message
+    assert list(tmp_path.iterdir()) == []
+    path.parent.mkdir()
+    with pytest.raises(trial.Killed), trial.at_step(2, trial.kill):
+        trial.train(logs, path.parent)
+    capsys.readouterr()
+    assert trial.command("train", *logs, "--resume", path.parent) == 2
+    told = capsys.readouterr().err
+    assert "--resume must name a run that has saved a checkpoint, got '" in told
+    assert f"Start it anew with --out '{path.parent}' --overwrite; --set training.save" in told
+    assert trial.train(logs, path.parent, "--overwrite") == 0
+
+
+def test_a_resumed_run_says_what_it_finds_changed(logs, tmp_path, caplog):
+    run = tmp_path / "run"
+    assert trial.train(logs, run) == 0
+    before = trial.files(run / "last")
+    caplog.clear()
+    assert trial.command("train", *logs, "--resume", run) == 0
+    assert f"'{run}' is finished already, at step 10: nothing to train" in caplog.text
+    assert "other data" not in caplog.text
+    assert trial.files(run / "last") == before
+    caplog.clear()
+    other = ["--train", logs[3], *logs[2:]]
+    assert trial.command("train", *other, "--resume", run, "--epochs", 2) == 0
+    sizes = [Path(logs[i]).stat().st_size for i in (3, 1)]
+    text = (
+        "other data to train on than it had: valid.tsv of {} bytes; before, train.tsv of {} bytes"
+    )
+    assert text.format(*sizes) in caplog.text
+    assert "nothing to train" not in caplog.text
