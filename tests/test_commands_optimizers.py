@@ -1,4 +1,4 @@
-"""Optimizers, schedules, gradients' rounding and what tables tell, by the command ``cupyrec train``."""
+"""Optimizers, rounding and what tables tell, by the command ``cupyrec train``."""
 
 import json
 

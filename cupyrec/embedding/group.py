@@ -399,8 +399,7 @@ class Group(Shard):
         >>> Group(InitialVectors(2, Uniform(), seed=1)).to(np)
         """
         self.zero_grad()
-        if xp is not self.xp:
-            self.numbering += 1
+        self.numbering += int(xp is not self.xp)
         self.store.to(xp)
         self.initial = self.initial.to(xp)
         self.statistics.forget_look_up()
