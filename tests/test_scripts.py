@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import unittest
@@ -324,6 +325,17 @@ def test_chaos_tells_how_a_job_ended(monkeypatch, capsys):
     assert json.loads(said.out.splitlines()[-1]) == result
     assert "1 ranks, terminate rank 0 0.06 s after" in said.err
     assert "ended with 130 in" in said.err
+
+
+def test_chaos_counts_a_rank_that_lives_on_as_a_hang(tmp_path):
+    job = object.__new__(runpy.run_path(str(SCRIPTS / "chaos.py"))["Job"])
+    job.folder, job.ranks, job.process = tmp_path, 2, subprocess.Popen(["true"])
+    job.process.wait()
+    rank = subprocess.Popen(["sleep", "60"])
+    (tmp_path / "1").write_text(str(rank.pid))
+    assert not job.ended(0.2)
+    assert rank.wait(10) == -signal.SIGKILL
+    assert job.ended(0.2)
 
 
 @pytest.fixture
