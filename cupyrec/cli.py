@@ -18,6 +18,7 @@ import sys
 import time
 
 import cupyrec
+from cupyrec import config
 
 __all__ = ["main"]
 
@@ -138,7 +139,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("checkpoint", metavar="CKPT", help="checkpoint, or a run's folder")
         logs = "click logs" if name == "evaluate" else "click logs, with or without their labels"
         command.add_argument("--data", nargs="+", required=True, metavar="F", help=logs)
-        command.add_argument("--batch-size", type=_positive, default=4096, metavar="B")
+        command.add_argument("--batch-size", type=_positive, default=4096, metavar="B",
+                             help="rows at a time; by default 4096")  # fmt: skip
         _add_device(command)
         if name == "predict":
             command.add_argument("--output", required=True, metavar="F.{npy,parquet,csv}")
@@ -150,26 +152,32 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_train(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run="train")
+    model, training, optimizer = (config.DEFAULTS[s] for s in ("model", "training", "optimizer"))
     add = command.add_argument
-    add("--model", metavar="M", help="dlrm")
+    add("--model", metavar="M", help=f"dlrm, dcn, dcn_v2; by default {model['name']}")
     add("--train", nargs="+", required=True, metavar="F", help="click logs, read in this order")
     add("--valid", nargs="+", metavar="F", help="logs by which the best step is chosen")
     add("--test", nargs="+", metavar="F", help="logs that the result is measured on")
     add("--schema", metavar="S.toml", help="the columns; Criteo's by default")
-    add("--config", metavar="T.toml", help="settings, see scripts/configs")
-    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="one setting")
+    add("--config", metavar="T.toml", help="settings, see docs/settings.md and scripts/configs")
+    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
+        help="one setting; docs/settings.md lists them")  # fmt: skip
     add("--out", metavar="DIR", help="metrics and checkpoints; without it nothing is written")
     add("--resume", metavar="DIR", help="go on with the run in this folder")
     add("--overwrite", action="store_true", help="replace an earlier run in --out")
     _add_device(command)
-    add("--seed", type=int, metavar="N")
-    add("--epochs", type=_positive, metavar="N")
-    add("--batch-size", type=_positive, metavar="B")
+    about = f"of all that is drawn: weights, rows, dropout; by default {training['seed']}"
+    add("--seed", type=int, metavar="N", help=about)
+    about = f"how often the log is read; by default {training['epochs']}"
+    add("--epochs", type=_positive, metavar="N", help=about)
+    about = f"rows a step, of all ranks together; by default {training['batch_size']}"
+    add("--batch-size", type=_positive, metavar="B", help=about)
     add("--amp", metavar="TYPE", help="what is multiplied in: float32, float16, bfloat16")
-    add("--lr", type=float, metavar="X")
+    add("--lr", type=float, metavar="X", help=f"learning rate; by default {optimizer['lr']}")
     names = "sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl"
-    add("--optimizer", metavar="O", help=names)
-    add("--embedding-dim", type=_positive, metavar="D")
+    add("--optimizer", metavar="O", help=f"{names}; by default {optimizer['name']}")
+    about = "width of embedding rows; by default the model's, 16"
+    add("--embedding-dim", type=_positive, metavar="D", help=about)
     add("--codec", metavar="C", help="of rows and gradients between ranks: none, fp16, bf16, int8")
     add("--trace", metavar="F.json", help="what each rank does when, for Chrome's trace viewer")
     about = "seconds without progress on any rank after which the job is ended; inf: never"
@@ -177,7 +185,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
 
 
 def _add_device(command: argparse.ArgumentParser) -> None:
-    about = "where the model lies; cuda by default where there is a GPU, else cpu"
+    about = "cpu, cuda, or sim to check kernels; cuda by default where there is a GPU, else cpu"
     command.add_argument("--device", choices=["cpu", "cuda", "sim"], help=about)
     about = "all cores by default; any number gives the same bits"
     command.add_argument("--threads", type=_positive, metavar="N", help=about)

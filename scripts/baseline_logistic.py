@@ -12,10 +12,17 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from scipy import sparse
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+try:
+    from scipy import sparse
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"baseline_logistic.py: {error.name} must be installed; the extra has it: "
+        "python -m pip install --editable '.[bench]'"
+    )
 
 from cupyrec.data import TSV, Schema
 

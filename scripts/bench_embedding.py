@@ -23,7 +23,7 @@ import time
 from typing import Any
 
 import numpy as np
-from bench_train import Peer, raw_ids, seconds, zipf_indices
+from bench_train import Peer, positive, raw_ids, seconds, zipf_indices
 
 import cupyrec
 from cupyrec import nn, optim
@@ -67,8 +67,9 @@ def unique(case: dict, options: argparse.Namespace) -> dict:
         for i in range(options.rounds + 1):
             numpy = seconds(lambda k=theirs: np.unique(k, return_inverse=True), options.steps)
             row = numpy, seconds(ours, calls)
-            say(figure, f"numpy {row[0] * 1e3:.2f} ms, ours {row[1] * 1e3:.2f} ms")
-            if i:  # the first round warms up
+            times = f"numpy {row[0] * 1e3:.2f} ms, ours {row[1] * 1e3:.2f} ms"
+            say(figure, times, *[] if i else ["to warm up, compilation included"])
+            if i:
                 rows.append(row)
         result[figure] = statistics.median(numpy / ours for numpy, ours in rows)
     return result
@@ -96,6 +97,7 @@ def growth(case: dict, options: argparse.Namespace) -> dict:
         rows = rng.integers(known // case["tables"], size=shape)
         ids = ids_of(rows * case["tables"] + np.arange(case["tables"]))
         embedding.eval()
+        embedding(ids)  # which compiles, the first time
         look_ups.append(min(seconds(lambda i=ids: embedding(i), 1) for _ in range(options.rounds)))
         embedding.train()
         times = look_ups[-1], statistics.median(pauses), max(pauses[2:])
@@ -147,7 +149,8 @@ def bags(case: dict, options: argparse.Namespace) -> dict:
     peer, ours, ratios = Peer(case, data, options.threads), OurBags(case, data), []
     for i in range(options.rounds + 1):
         row = seconds(ours, options.steps), peer.seconds("step", options.steps)
-        say(f"ours {row[0] * 1e3:.1f} ms, PyTorch {row[1] * 1e3:.1f} ms")
+        times = f"ours {row[0] * 1e3:.1f} ms, PyTorch {row[1] * 1e3:.1f} ms"
+        say(times, *[] if i else ["to warm up, compilation included"])
         if i:
             ratios.append(row[1] / row[0])
     peer.close()
@@ -160,9 +163,9 @@ CASES = {"unique": (unique, UNIQUE), "growth": (growth, GROWTH), "bags": (bags, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--case", choices=CASES, required=True)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=6, help="calls a round")
+    parser.add_argument("--threads", type=positive, default=2)
+    parser.add_argument("--rounds", type=positive, default=9)
+    parser.add_argument("--steps", type=positive, default=6, help="calls a round")
     options = parser.parse_args()
     cupyrec.set_num_threads(options.threads)
     run, case = CASES[options.case]

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_train import seconds
+from bench_train import positive, seconds
 
 import cupyrec
 from cupyrec.ops.messages import CODECS, decode, encode
@@ -170,12 +170,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
-    parser.add_argument("--threads", type=int, default=2, help="of `codec`")
+    parser.add_argument("--threads", type=positive, default=2, help="of `codec`")
     parser.add_argument("--rate", type=float, help="of `link` in Mbit/s; by default it is sought")
     parser.add_argument("--against", nargs="+", choices=SHARES, default=list(SHARES))
     parser.add_argument("--oneflow", action="store_true", help="its larger MLPs at the same rate")
-    parser.add_argument("--steps", type=int, help="a measurement of `link`")
-    parser.add_argument("--rounds", type=int, help="of `link`")
+    parser.add_argument("--steps", type=positive, help="a measurement of `link`")
+    parser.add_argument("--rounds", type=positive, help="of `link`")
     options = parser.parse_args()
     if options.oneflow and "none" not in options.against:
         parser.error("argument --oneflow: needs --against none")

@@ -202,8 +202,8 @@ def measure(case: dict, data: dict[str, np.ndarray], options: argparse.Namespace
         row["peer"] = peer.seconds("step", options.steps)
         row["gemms_peer"] = peer.seconds("gemms", options.steps)
         milliseconds = {k: round(v * 1e3, 1) for k, v in row.items()}
-        print(case["optimizer"], milliseconds, "ms", file=sys.stderr)
-        if i:  # the first round warms up
+        print(case["optimizer"], milliseconds, "ms" if i else "ms to warm up", file=sys.stderr)
+        if i:
             rows.append(row)
     peer.close()
     median = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
@@ -215,13 +215,20 @@ def measure(case: dict, data: dict[str, np.ndarray], options: argparse.Namespace
     }
 
 
+def positive(text: str) -> int:
+    """A number of rounds, steps or threads, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--case", choices=CASES, required=True)
     parser.add_argument("--peer", choices=["torch"], required=True)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=6, help="steps a round")
+    parser.add_argument("--threads", type=positive, default=2)
+    parser.add_argument("--rounds", type=positive, default=9)
+    parser.add_argument("--steps", type=positive, default=6, help="steps a round")
     options = parser.parse_args()
 
     case, rng = CASES[options.case], np.random.default_rng(1)

@@ -1,9 +1,11 @@
 """Every snippet and command of docs works; of data.md, in the order of the page."""
 
 import doctest
+import inspect
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 import trial
 from pyarrow import parquet
 
-from cupyrec import cli
+from cupyrec import cli, config
+from cupyrec.commands import MODELS, _settings
 from cupyrec.data import TSV, Column, Schema
 
 ROOT = Path(__file__).parents[1]
@@ -128,3 +131,31 @@ def test_the_page_on_checkpoints(tmp_path, monkeypatch, capsys):
     assert codes.pop(("checkpoint", "diff", "runs/first", "runs/second")) == 1
     assert set(codes.values()) == {0}
     assert '"imported": ' in capsys.readouterr().out
+
+
+def test_the_page_on_settings():
+    """Each key with its default, no other; its example is one, and its flags are flags."""
+    page = (ROOT / "docs" / "settings.md").read_text("utf-8")
+    told: dict = {}
+    for heading, text in re.findall(r"^##+ (.*?)$(.*?)(?=^##|\Z)", page, re.DOTALL | re.MULTILINE):
+        rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \| (.+) \|$", text, re.MULTILINE)
+        assert text.count("\n| `") == len(rows)
+        defaults = {key: tomllib.loads(f"x = {value}")["x"] for key, value, _ in rows}
+        told |= dict.fromkeys(heading.split(", "), defaults)
+        for flag in re.findall(r"`(--[-\w]+)`", " ".join(meaning for *_, meaning in rows)):
+            assert cli._parser().parse_args(["train", "--train", "x", flag, "1"])
+    assert {f"[{section}]": keys for section, keys in config.DEFAULTS.items()} == {
+        name: keys for name, keys in told.items() if name.startswith("[")
+    }
+    assert told.keys() - {f"[{section}]" for section in config.DEFAULTS} == set(MODELS)
+    for name, model in MODELS.items():
+        parameters = inspect.signature(model).parameters.items()
+        own = {key: p.default for key, p in parameters if not key.startswith("num_")}
+        assert told[name] == {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
+    (example,) = blocks("toml", page)
+    changes, flags = tomllib.loads(example), page.split("without a file is `")[1].split("`")[0]
+    options = cli._parser().parse_args(["train", "--train", "x", *shlex.split(flags)])
+    expected = _settings(options)
+    options = cli._parser().parse_args(["train", "--train", "x"])
+    options.set = [f"{s}.{k}={v}" for s, keys in changes.items() for k, v in keys.items()]
+    assert _settings(options) == expected

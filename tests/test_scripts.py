@@ -266,6 +266,22 @@ def test_benches_know_their_cases(script, monkeypatch, capsys):
     assert "argument --case: invalid choice: 'none'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("script", ["bench_train.py", "bench_embedding.py", "bench_exchange.py"])
+def test_benches_refuse_to_measure_nothing(script, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    with pytest.raises(SystemExit) as ended:
+        run(script, "--rounds", "0", monkeypatch=monkeypatch)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "argument --rounds: must be an integer of at least 1, got '0'" in told
+
+
+def test_the_baseline_names_the_extra_that_it_lacks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(SystemExit, match=r"scipy must be installed.*--editable '\.\[bench\]'$"):
+        run("baseline_logistic.py", "none", monkeypatch=monkeypatch)
+
+
 # On a GPU
 
 TINY_TRAINING = (
