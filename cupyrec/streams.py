@@ -22,6 +22,7 @@ def second_stream(xp: ModuleType) -> Iterator[Callable[..., contextlib.AbstractC
 
     Examples
     --------
+    >>> import numpy as np
     >>> from cupyrec import sim
     >>> x, y = sim.ones(3, np.float32), sim.empty(3, np.float32)
     >>> with second_stream(sim) as second:
