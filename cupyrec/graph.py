@@ -39,10 +39,13 @@ def graphed(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Let a method of a `Module` be replayed as CUDA graphs in training, on ``cuda`` and ``sim``.
 
     It is captured when it is called with inputs of the same shapes for the third time in a row.
-    Results and gradients are those of the method itself, bit for bit. It is called as it is on the
-    CPU, within `no_grad`, without an optimizer, for an empty batch, while gradients of a former
-    call are kept or still to come, with arguments by keyword, and for other shapes, such as those
-    of a last batch.
+    Results and gradients are those of the method itself, bit for bit; parts of the gradient of a
+    parameter that it uses several times are added up before those from elsewhere. So that sums have
+    the same order, it gets copies of inputs that are not contiguous or aligned.
+
+    It is called as it is on the CPU, within `no_grad`, without an optimizer, for an empty batch,
+    while gradients of a former call are kept or still to come, with arguments by keyword, and for
+    other shapes, such as those of a last batch.
 
     What happens on the host happens in the capture alone. The method must therefore read no value
     of a device's array, take none from the host, and launch the same work in every call; what it
@@ -82,7 +85,9 @@ def graphed(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if module not in graphs:
             graphs[module] = _Graphs()
         graph = graphs[module].find(method, module, inputs)
-        return method(module, *map(_aligned, inputs)) if graph is None else graph.replay(inputs)
+        if graph is not None:
+            return graph.replay(inputs)
+        return _as_replayed(method(module, *map(_as_replayed, inputs)))
 
     return call
 
@@ -95,20 +100,24 @@ def _held(x: Any) -> Any:
     return x.held if isinstance(x, Tensor) else x
 
 
-class _Copied(Function):
+class _AsReplayed(Function):
+    """x where a graph would have it, and its gradient: the order of sums may depend on that."""
+
     def forward(self, x):
-        return x.copy()
+        return self._placed(x)
 
     def backward(self, grad):
-        return (grad,)
+        return (self._placed(grad),)
+
+    @staticmethod
+    def _placed(x):
+        alike = x.flags.c_contiguous and arrays.address(x) % _ALIGNED == 0
+        return x if alike else x.copy()
 
 
-def _aligned(x: Any) -> Any:
-    """An input that lies as it does in a graph's memory: the order of sums may depend on that."""
-    if isinstance(x, RowVectors) or arrays.device(data := _data(x)) is None:
-        return x
-    alike = data.flags.c_contiguous and arrays.address(data) % _ALIGNED == 0
-    return x if alike else _Copied.apply(x)
+def _as_replayed(x: Any) -> Any:
+    plain = isinstance(x, RowVectors) or arrays.device(_data(x)) is None
+    return x if plain else _AsReplayed.apply(x)
 
 
 def _on_device(inputs: tuple) -> bool:
