@@ -32,7 +32,7 @@ from cupyrec.data import TSV, Schema, criteo_schema
 from cupyrec.data.movielens import write_movielens_100k
 from cupyrec.data.synthetic import write_synthetic
 from cupyrec.embedding import InitialVectors
-from cupyrec.models import DCN, DLRM, DCNv2
+from cupyrec.models import DCN, DLRM, FM, LR, DCNv2, DeepFM, WideDeep
 from cupyrec.parallel import Communicator, Exchange, world
 from cupyrec.progress import Progress
 from cupyrec.run_folder import RunFolder, json_line
@@ -41,7 +41,10 @@ __all__ = ["data_movielens_100k", "data_synthetic", "evaluate", "predict", "trai
 
 logger = logging.getLogger("cupyrec")
 
-MODELS = {"dcn": DCN, "dcn_v2": DCNv2, "dlrm": DLRM}
+MODELS = {
+    "dcn": DCN, "dcn_v2": DCNv2, "deepfm": DeepFM, "dlrm": DLRM, "fm": FM, "lr": LR,
+    "wide_deep": WideDeep,
+}  # fmt: skip
 OPTIMIZERS = {
     "sgd": optim.SGD, "adagrad": optim.Adagrad, "rowwise_adagrad": optim.RowWiseAdagrad,
     "adam": optim.Adam, "adamw": optim.AdamW, "catch_up_adam": optim.CatchUpAdam,

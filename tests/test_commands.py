@@ -12,7 +12,10 @@ from pyarrow import parquet
 
 import cupyrec
 from cupyrec import checkpoint, cpu, training
+from cupyrec.commands import MODELS
 from cupyrec.data import TSV
+
+KNOWN = sorted(MODELS)
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +139,8 @@ def test_an_evaluation_that_falls_on_an_epochs_end_is_done_once(logs, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--model", "dln"], "train: --model must be one of ['dlrm'], got 'dln'."),
-        (["--set", "model.name=5"], "train: --model must be one of ['dlrm'], got '5'."),
+        (["--model", "dln"], f"train: --model must be one of {KNOWN}, got 'dln'."),
+        (["--set", "model.name=5"], f"train: --model must be one of {KNOWN}, got '5'."),
         (["--optimizer", "adm"], "train: --optimizer must be one of"),
         (["--amp", "half"], "--amp must be one of ['float32', 'float16', 'bfloat16'], got 'half'."),
         (["--set", "training.epoch=2"], "must be known (did you mean 'epochs'?), got 'epoch'."),

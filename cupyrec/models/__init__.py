@@ -1,6 +1,10 @@
 """Models, each one file that reads like its paper."""
 
 from cupyrec.models.dcn import DCN, DCNv2
+from cupyrec.models.deepfm import DeepFM
 from cupyrec.models.dlrm import DLRM
+from cupyrec.models.fm import FM
+from cupyrec.models.lr import LR
+from cupyrec.models.wide_deep import WideDeep
 
-__all__ = ["DCN", "DLRM", "DCNv2"]
+__all__ = ["DCN", "DLRM", "FM", "LR", "DCNv2", "DeepFM", "WideDeep"]

@@ -7,7 +7,8 @@ from typing import Any
 
 from cupyrec import errors, nn
 from cupyrec.graph import graphed
-from cupyrec.ops.array_functions import concatenate, reshape
+from cupyrec.nn.interaction import side_by_side
+from cupyrec.ops.array_functions import concatenate
 
 __all__ = ["DCN", "DCNv2"]
 
@@ -94,17 +95,3 @@ class DCNv2(DCN):
     """
 
     mode = "matrix"
-
-
-def side_by_side(dense: Any, vectors: Any) -> Any:
-    """Return dense (B, N), if any, and vectors (B, F, D) as (B, N + F D).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> side_by_side(np.zeros((4, 13)), np.zeros((4, 26, 8))).shape
-    (4, 221)
-    """
-    batch, fields, width = vectors.shape
-    flat = reshape(vectors, (batch, fields * width))
-    return flat if dense is None else concatenate([dense, flat], axis=1)

@@ -9,6 +9,7 @@ import numpy as np
 
 from cupyrec import errors, random
 from cupyrec.nn.module import Module, Parameter
+from cupyrec.ops.array_functions import concatenate, reshape
 from cupyrec.ops.cast import cast, padded_width
 from cupyrec.ops.cross_matrix import cross_matrix
 from cupyrec.ops.cross_vector import cross_vector
@@ -16,7 +17,7 @@ from cupyrec.ops.dot_interaction import dot_interaction, dot_interaction_width
 from cupyrec.ops.factorization_machine import factorization_machine
 from cupyrec.ops.row_vectors import RowVectors
 
-__all__ = ["FusedCrossInteraction", "FusedDotInteraction"]
+__all__ = ["FusedCrossInteraction", "FusedDotInteraction", "side_by_side"]
 
 
 class FusedCrossInteraction(Module):
@@ -153,3 +154,16 @@ class FusedDotInteraction(Module):
             width = self.width(sparse.shape[1] + (dense is not None), sparse.shape[2])
             options["output_padding"] += padded_width(width) - width
         return dot_interaction(dense, sparse, **options)
+
+
+def side_by_side(dense: Any, vectors: Any) -> Any:
+    """Return dense (B, N), if any, and vectors (B, F, D) as (B, N + F D).
+
+    Examples
+    --------
+    >>> side_by_side(np.zeros((4, 13)), np.zeros((4, 26, 8))).shape
+    (4, 221)
+    """
+    batch, fields, width = vectors.shape
+    flat = reshape(vectors, (batch, fields * width))
+    return flat if dense is None else concatenate([dense, flat], axis=1)

@@ -1,0 +1,58 @@
+import itertools
+
+import numpy as np
+import oracle
+import pytest
+import whole_model
+from whole_model import DENSE, TABLES
+
+from cupyrec.models import DeepFM
+
+
+def make(num_dense=DENSE, **options):
+    return DeepFM(num_dense, TABLES, **dict(embedding_dim=5, deep=[7, 6]) | options)
+
+
+@pytest.mark.parametrize("num_dense", [0, DENSE])
+def test_logits_against_the_paper(num_dense):
+    model = make(num_dense)
+    for parameter in model.first_order.parameters():
+        parameter.data[...] = oracle.normals(parameter.shape, seed=3)
+    batch = next(whole_model.batches(1, rows=9))
+    got = model(batch.dense, batch.ids)
+    rows = model.embedding(batch.ids).numpy().astype(np.float64)
+    assert rows.shape == (9, TABLES, 6)
+    logits = np.empty((9, 1))
+    for b in range(9):
+        vectors, weights = rows[b, :, :5], rows[b, :, 5]
+        first = weights.sum() + model.first_order.bias.data[0]
+        dense = batch.dense[b] if num_dense else np.empty(0)
+        if num_dense:
+            first += dense @ model.first_order.weight.data[:, 0]
+        pairs = sum(v @ w for v, w in itertools.combinations(vectors, 2))
+        deep = whole_model.mlp(model.deep, np.concatenate([dense, *vectors])[None])[0]
+        logits[b] = first + pairs + deep
+    np.testing.assert_allclose(got.numpy(), logits, rtol=1e-4, atol=1e-6)
+
+
+def test_few_rows():
+    whole_model.check_few_rows(make())
+
+
+def test_gradient():
+    whole_model.check_gradient(make())
+
+
+@pytest.mark.parametrize("amp", [None, "float16", "bfloat16"])
+def test_devices_agree(xp, amp):
+    whole_model.check_devices_agree(xp, lambda: make(dropout=0.2), amp)
+
+
+def test_replays(xp):
+    whole_model.check_it_replays_what_it_does(xp, lambda: make(dropout=0.2))
+
+
+def test_refuses():
+    text = "DeepFM: 'embedding_dim' must be at least 1, got 0."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        make(embedding_dim=0)
