@@ -36,15 +36,20 @@ make_venv() {
     trap - EXIT
 }
 
+# Whether .venv has cupyrec from this clone, and not a copy of it, as `pip install .` makes.
+is_editable() {
+    compgen -G '.venv/lib/python3*/site-packages/__editable__.cupyrec-*.pth' >/dev/null
+}
+
 # Installs cupyrec, editable, with these extras; does nothing where that was done for the same
-# metadata in the same place.
+# metadata in the same place, and is still so.
 install() { # EXTRAS
     local stamp=.venv/.installed-$1 now
     now=$(cat setup.cfg pyproject.toml <(pwd) | sha256sum)
     if ! new_enough .venv/bin/python || ! .venv/bin/python -m pip --version &>/dev/null; then
         make_venv
     fi
-    if [[ ! -f $stamp || $(<"$stamp") != "$now" ]]; then
+    if [[ ! -f $stamp || $(<"$stamp") != "$now" ]] || ! is_editable; then
         echo "installing cupyrec[$1] into .venv, which takes a minute the first time" >&2
         .venv/bin/python -m pip install --quiet --editable ".[$1]" >&2 ||
             die "pip could not install cupyrec[$1]; its message stands above."

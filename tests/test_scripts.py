@@ -75,6 +75,17 @@ def test_pythons_that_are_new_enough(python, code):
     assert subprocess.run(["bash", "-c", command]).returncode == code
 
 
+def test_a_copy_is_no_editable_install(tmp_path):
+    command = ["bash", "-c", f"source {SCRIPTS / 'venv.sh'}; cd {tmp_path}; is_editable"]
+    assert subprocess.run(command).returncode == 1
+    packages = tmp_path / ".venv/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "cupyrec-0.1.0.dist-info").mkdir()
+    assert subprocess.run(command).returncode == 1
+    (packages / "__editable__.cupyrec-0.1.0.pth").touch()
+    assert subprocess.run(command).returncode == 0
+
+
 # Plots and baselines
 
 
