@@ -228,10 +228,11 @@ class _Graph:
         self.forward.launch()
         node = _Replay(self)
         self.pending = weakref.ref(node)
-        return autograd.record(node, self.output.copy(), inputs)
+        # With its parameters, of which `backward` sees that they have stayed on their device.
+        return autograd.record(node, self.output.copy(), (*inputs, *(p for p, _ in self.rooms)))
 
     def replay_backward(self, grad: Any) -> list[Any]:
-        """The gradients of the inputs; those of parameters go where their optimizer wants them."""
+        """The gradients of a replay's inputs; of parameters they go where their optimizer wants."""
         _copy(grad, self.grad)
         held = [(p, p.grad.copy()) for p, _ in self.rooms if p.grad is not None]
         self.backward.launch()
@@ -240,7 +241,8 @@ class _Graph:
         for p, before in held:  # from elsewhere in the same tape
             p.grad += before
         self.pending = _nothing
-        return [None if g is None else self._lend(g) for g in self.gradients]
+        lent = [None if g is None else self._lend(g) for g in self.gradients]
+        return lent + [None] * len(self.rooms)
 
     def _lend(self, grad: Any) -> Any:
         loan = _Loan(self, grad)
@@ -253,7 +255,7 @@ class _Replay(Function):
         self.graph = graph
 
     def backward(self, grad):
-        for static, x in zip(self.graph.inputs, self.inputs, strict=True):
+        for static, x in zip(self.graph.inputs, self.inputs, strict=False):
             if isinstance(x, RowVectors):
                 static.follow(x)  # raises if rows have changed since
         return self.graph.replay_backward(grad)

@@ -282,6 +282,23 @@ def test_results_and_their_gradients_lie_alike(sim):
     assert lies == [(True, True)] * 4
 
 
+@pytest.mark.parametrize("calls", [1, 4])  # as it is, and replayed
+def test_parameters_must_stay_on_their_device(sim, calls):
+    model = Tower().to("sim")
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    for step in range(calls):
+        with sim.record() as seen:
+            loss = loss_of(model, batch(step))
+        if step < calls - 1:
+            loss.backward()
+            optimizer.step()
+    assert seen.graphs == (calls == 4)
+    model.to("cpu")
+    with pytest.raises(ValueError, match="a Tensor must stay on its device from the forward pass"):
+        loss.backward()
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_arguments_by_keyword_are_passed_on(sim):
     model = Tower().to("sim")
     x = sim.asarray(batch(0).dense)
