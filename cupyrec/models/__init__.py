@@ -5,6 +5,7 @@ from cupyrec.models.deepfm import DeepFM
 from cupyrec.models.dlrm import DLRM
 from cupyrec.models.fm import FM
 from cupyrec.models.lr import LR
+from cupyrec.models.pnn import PNN
 from cupyrec.models.wide_deep import WideDeep
 
-__all__ = ["DCN", "DLRM", "FM", "LR", "DCNv2", "DeepFM", "WideDeep"]
+__all__ = ["DCN", "DLRM", "FM", "LR", "PNN", "DCNv2", "DeepFM", "WideDeep"]
