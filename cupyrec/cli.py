@@ -172,15 +172,17 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     add("--epochs", type=_positive, metavar="N", help=about)
     about = f"rows a step, of all ranks together; by default {training['batch_size']}"
     add("--batch-size", type=_positive, metavar="B", help=about)
-    add("--amp", metavar="TYPE", help="what is multiplied in: float32, float16, bfloat16")
+    about = f"what is multiplied in: float32, float16, bfloat16; by default {training['amp']}"
+    add("--amp", metavar="TYPE", help=about)
     add("--lr", type=float, metavar="X", help=f"learning rate; by default {optimizer['lr']}")
     names = "sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl"
     add("--optimizer", metavar="O", help=f"{names}; by default {optimizer['name']}")
     about = "width of embedding rows; by default the model's, 16"
     add("--embedding-dim", type=_positive, metavar="D", help=about)
-    add("--codec", metavar="C", help="of rows and gradients between ranks: none, fp16, bf16, int8")
+    about = "of rows and gradients between ranks: none (the default), fp16, bf16, int8"
+    add("--codec", metavar="C", help=about)
     add("--trace", metavar="F.json", help="what each rank does when, for Chrome's trace viewer")
-    about = "seconds without progress on any rank after which the job is ended; inf: never"
+    about = "seconds without progress on any rank that end the job, 300 by default; inf: never"
     add("--stall-timeout", type=_seconds, default=300.0, metavar="S", help=about)
 
 

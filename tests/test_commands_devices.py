@@ -42,6 +42,7 @@ def test_a_run_on_the_simulator_goes_on_and_is_measured_on_the_cpu(sim, tmp_path
         assert trial.train(logs, tmp_path / device, "--device", device) == 0
         results[device] = json.loads(capsys.readouterr().out)
         assert any(r.getMessage().startswith(f"device {device}, ") for r in caplog.records)
+        assert ("it checks kernels, and is not for training" in caplog.text) == (device == "sim")
     assert results["sim"]["steps"] == 2
     for key in ("valid_auc", "test_auc", "test_logloss"):
         np.testing.assert_allclose(results["sim"][key], results["cpu"][key], atol=1e-4)
