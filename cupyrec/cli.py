@@ -154,7 +154,8 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run="train")
     model, training, optimizer = (config.DEFAULTS[s] for s in ("model", "training", "optimizer"))
     add = command.add_argument
-    add("--model", metavar="M", help=f"dlrm, dcn, dcn_v2; by default {model['name']}")
+    names = "dcn, dcn_v2, deepfm, dlrm, fm, lr, pnn, wide_deep"
+    add("--model", metavar="M", help=f"{names}; by default {model['name']}")
     add("--train", nargs="+", required=True, metavar="F", help="click logs, read in this order")
     add("--valid", nargs="+", metavar="F", help="logs by which the best step is chosen")
     add("--test", nargs="+", metavar="F", help="logs that the result is measured on")

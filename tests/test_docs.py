@@ -1,5 +1,6 @@
 """Every snippet and command of docs works; of data.md, in the order of the page."""
 
+import argparse
 import doctest
 import inspect
 import re
@@ -148,6 +149,10 @@ def test_the_page_on_settings():
         name: keys for name, keys in told.items() if name.startswith("[")
     }
     assert told.keys() - {f"[{section}]" for section in config.DEFAULTS} == set(MODELS)
+    command = argparse.ArgumentParser()
+    cli._add_train(command)
+    (about,) = (action.help for action in command._actions if action.dest == "model")
+    assert about.partition(";")[0].split(", ") == sorted(MODELS)
     for name, model in MODELS.items():
         parameters = inspect.signature(model).parameters.items()
         own = {key: p.default for key, p in parameters if not key.startswith("num_")}
