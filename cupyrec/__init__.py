@@ -29,6 +29,7 @@ _HOME = {
     "batch_norm": "ops.batch_norm",
     "bce_with_logits": "ops.bce_with_logits",
     "cast": "ops.cast",
+    "compressed_interaction": "ops.compressed_interaction",
     "cross_matrix": "ops.cross_matrix",
     "cross_vector": "ops.cross_vector",
     "dot_interaction": "ops.dot_interaction",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from cupyrec.ops.factorization_machine import factorization_machine
     from cupyrec.ops.fused_mlp import fused_mlp
     from cupyrec.ops.int8_codec import int8_decode, int8_encode
+    from cupyrec.ops.compressed_interaction import compressed_interaction
     from cupyrec.ops.cross_matrix import cross_matrix
     from cupyrec.ops.cross_vector import cross_vector
     from cupyrec.ops.layer_norm import layer_norm

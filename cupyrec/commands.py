@@ -32,7 +32,7 @@ from cupyrec.data import TSV, Schema, criteo_schema
 from cupyrec.data.movielens import write_movielens_100k
 from cupyrec.data.synthetic import write_synthetic
 from cupyrec.embedding import InitialVectors
-from cupyrec.models import DCN, DLRM, FM, LR, PNN, DCNv2, DeepFM, WideDeep
+from cupyrec.models import DCN, DLRM, FM, LR, PNN, DCNv2, DeepFM, WideDeep, XDeepFM
 from cupyrec.parallel import Communicator, Exchange, world
 from cupyrec.progress import Progress
 from cupyrec.run_folder import RunFolder, json_line
@@ -43,7 +43,7 @@ logger = logging.getLogger("cupyrec")
 
 MODELS = {
     "dcn": DCN, "dcn_v2": DCNv2, "deepfm": DeepFM, "dlrm": DLRM, "fm": FM, "lr": LR,
-    "pnn": PNN, "wide_deep": WideDeep,
+    "pnn": PNN, "wide_deep": WideDeep, "xdeepfm": XDeepFM,
 }  # fmt: skip
 OPTIMIZERS = {
     "sgd": optim.SGD, "adagrad": optim.Adagrad, "rowwise_adagrad": optim.RowWiseAdagrad,

@@ -11,6 +11,7 @@ import numpy as np
 from kernel_inputs import FEATURES, Rows, Work, batch_keys, case, floats
 
 from cupyrec.autograd import Function, Tensor
+from cupyrec.ops.compressed_interaction import compressed_products, compressed_sums
 from cupyrec.ops.cross_matrix import combine, combine_backward
 from cupyrec.ops.cross_vector import cross_vector
 from cupyrec.ops.dot_interaction import dot_interaction, dot_interaction_width
@@ -188,3 +189,48 @@ def _combine_backward(xp: ModuleType, batch: int, width: int, dtype: type = np.f
 
 
 case("cross_matrix_16_backward", 624)(functools.partial(_combine_backward, dtype=np.float16))
+
+
+# What xDeepFM's network does besides matmuls: rows are samples' columns.
+
+
+def _compressed(xp: ModuleType, batch: int, width: int) -> tuple[Any, Any, str]:
+    x, x0 = floats(xp, batch, width), floats(xp, batch, 39)
+    return x, x0, f"R={batch} H={width} M=39"
+
+
+@case("compressed_products", 128, 39)
+def _compressed_products(xp: ModuleType, batch: int, width: int, dtype: type = np.float32) -> Work:
+    x, x0, shape = _compressed(xp, batch, width)
+    made = x.shape[1] * x0.shape[1]
+    filled = made if dtype is np.float32 else -(-made // 8) * 8
+
+    def naive_products() -> tuple:
+        p = (x[:, :, None] * x0[:, None, :]).reshape(batch, made).astype(dtype)
+        return (np.pad(p, ((0, 0), (0, filled - made))) if xp is np else p,)
+
+    return Work(
+        lambda: (compressed_products(x, x0, dtype),),
+        x.nbytes + x0.nbytes + batch * filled * np.dtype(dtype).itemsize, shape,
+        naive=naive_products, dtype=np.dtype(dtype).name,
+    )  # fmt: skip
+
+
+case("compressed_products_16", 128)(functools.partial(_compressed_products, dtype=np.float16))
+
+
+@case("compressed_sums", 128, 39)
+def _compressed_sums(xp: ModuleType, batch: int, width: int) -> Work:
+    x, x0, shape = _compressed(xp, batch, width)
+    dp = floats(xp, batch, width * 39)
+    dx, dx0 = xp.empty(x.shape, np.float32), xp.empty(x0.shape, np.float32)
+
+    def call() -> tuple:
+        compressed_sums(dp, x, x0, dx, dx0)
+        return dx, dx0
+
+    def naive_sums() -> tuple:
+        cube = dp.reshape(batch, width, 39)
+        return (cube * x0[:, None, :]).sum(axis=2), (cube * x[:, :, None]).sum(axis=1)
+
+    return Work(call, dp.nbytes + 2 * (x.nbytes + x0.nbytes), shape, naive=naive_sums)

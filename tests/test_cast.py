@@ -3,7 +3,7 @@ import oracle
 import pytest
 
 from cupyrec import Tensor, arrays, cast
-from cupyrec.ops.cast import cast_array, cast_matrices, padded
+from cupyrec.ops.cast import cast_array, cast_matrices, padded, widen
 
 f32 = np.float32
 SIZES = 0, 1, 3, 17, 127, 1025
@@ -154,3 +154,14 @@ def test_nothing_is_done_for_the_same_type():
 def test_refuses(make, dtype, text):
     with pytest.raises(TypeError, match=f"cast: {text}"):
         cast(make(), dtype)
+
+
+def test_16_bits_are_widened_and_others_left(np_or_xp):
+    for dtype in arrays.HALVES:
+        x = Tensor(np_or_xp.ones(3, dtype), requires_grad=True)
+        y = widen(x)
+        assert y.dtype == f32
+        y.backward(np_or_xp.ones(3, f32))
+        assert x.grad.dtype == dtype
+    x = np_or_xp.ones(3, f32)
+    assert widen(x) is x

@@ -61,6 +61,13 @@ def test_devices_agree(make, xp, amp):
     whole_model.check_devices_agree(xp, lambda: make(dropout=0.2), amp)
 
 
+def test_devices_agree_without_dense_features(xp):
+    def make():
+        return models.DCN(0, TABLES, embedding_dim=5, deep=[7])
+
+    whole_model.check_devices_agree(xp, make, "float16")
+
+
 def test_replays(make, xp):
     whole_model.check_it_replays_what_it_does(xp, lambda: make(dropout=0.2))
 

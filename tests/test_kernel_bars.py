@@ -24,7 +24,7 @@ NEAR_IDEAL = {
     *(f"{op}{n}_{way}" for n in ("", "_16") for way in ("forward", "backward") for op in
       "dot_interaction dot_interaction_rows factorization_machine relu_dropout".split()),
     *(f"{op}_{way}" for op in ("cross_matrix", "cross_vector") for way in ("forward", "backward")),
-    "cross_matrix_16_backward",
+    "cross_matrix_16_backward", "compressed_products", "compressed_products_16", "compressed_sums",
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",
@@ -35,6 +35,7 @@ SMALL = {"bce", "bce_and_gradient", "cast_matrices"}  # 65,536 samples, or weigh
 NO_STREAM = SMALL | {
     "initial_uniform", "initial_normal",  # 12 bytes a vector are read; what is drawn bounds them
     "bag_numbers",  # a search, in offsets that L1 and L2 hold
+    "compressed_products", "compressed_products_16",  # of few numbers, which L1 holds
     "unique_keys", "partition",  # look-ups in a table that L2 holds; 2 bytes are read to place 8
 }  # fmt: skip
 

@@ -28,6 +28,7 @@ from cupyrec.ops import (
     cast,
     catch_up_adam,
     clip_scale,
+    compressed_interaction,
     cross_matrix,
     cross_vector,
     dot_interaction,
@@ -200,6 +201,14 @@ def cross(width, shift):
         cross_matrix.combine_backward(x.data, x.data, x.data, half)
 
 
+def compress(shift):
+    for h, m in itertools.product((1, 8, 33), (1, 4, 39, 130)):
+        x, x0 = floats(10, h, shift=shift), floats(10, m)
+        for dtype in (np.float32, *arrays.HALVES):
+            compressed_interaction.compressed_products(x, x0, dtype)
+        compressed_interaction.compressed_sums(floats(10, h * m, shift=shift), x, x0, x, x0)
+
+
 def single_outputs(width, shift, dtype):
     x, weight = floats(200, width, shift=shift, dtype=dtype), floats(1, width, dtype=dtype)
     given = floats(200, 1), x, weight, floats(1, width), floats(1)
@@ -271,6 +280,7 @@ def special():
             single_outputs(width, shift, dtype)
         for shift in SHIFTS:
             vectors(shift)
+            compress(shift)
         for n in KEYS:
             _ = unique_keys.unique_keys(
                 floats(n, dtype=np.uint32), floats(n, dtype=np.int64)

@@ -7,5 +7,6 @@ from cupyrec.models.fm import FM
 from cupyrec.models.lr import LR
 from cupyrec.models.pnn import PNN
 from cupyrec.models.wide_deep import WideDeep
+from cupyrec.models.xdeepfm import XDeepFM
 
-__all__ = ["DCN", "DLRM", "FM", "LR", "PNN", "DCNv2", "DeepFM", "WideDeep"]
+__all__ = ["DCN", "DLRM", "FM", "LR", "PNN", "DCNv2", "DeepFM", "WideDeep", "XDeepFM"]

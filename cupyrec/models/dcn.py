@@ -9,6 +9,7 @@ from cupyrec import errors, nn
 from cupyrec.graph import graphed
 from cupyrec.nn.interaction import side_by_side
 from cupyrec.ops.array_functions import concatenate
+from cupyrec.ops.cast import widen
 
 __all__ = ["DCN", "DCNv2"]
 
@@ -78,7 +79,7 @@ class DCN(nn.Module):
 
     @graphed
     def _towers(self, dense: Any, vectors: Any) -> Any:
-        x = x0 = side_by_side(dense, vectors)
+        x = x0 = side_by_side(dense, widen(vectors))
         for cross in self.crosses:
             x = cross(x, x0)
         return self.head(concatenate([x, self.deep(x0)], axis=1))

@@ -18,7 +18,7 @@ from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.halves import value_macros
 
-__all__ = ["cast", "cast_array", "cast_matrices", "padded", "padded_width"]
+__all__ = ["cast", "cast_array", "cast_matrices", "padded", "padded_width", "widen"]
 
 _PIECE = 8  # numbers a thread
 
@@ -213,3 +213,14 @@ def cast(x: Any, dtype: Any) -> Any:
         names = " or ".join(np.dtype(d).name for d in floats)
         raise TypeError(f"cast: 'dtype' must be {names}, got {dtype!r}.")
     return x if raw.dtype == known else _Cast.apply(x, dtype=known)
+
+
+def widen(x: Any) -> Any:
+    """Return x of 16 bits in float32, as `cast` does, and any other x itself.
+
+    Examples
+    --------
+    >>> widen(np.ones(2, np.float16)), widen(np.ones(1))
+    (array([1., 1.], dtype=float32), array([1.]))
+    """
+    return cast(x, np.float32) if x.dtype in arrays.HALVES else x

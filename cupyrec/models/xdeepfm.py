@@ -1,0 +1,68 @@
+"""xDeepFM: a compressed interaction network and an MLP on embeddings (Lian et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cupyrec import nn
+from cupyrec.graph import graphed
+from cupyrec.models.wide_deep import WideDeep
+from cupyrec.nn.interaction import side_by_side
+
+__all__ = ["XDeepFM"]
+
+
+class XDeepFM(WideDeep):
+    """First order, products of embeddings of bounded degree, column by column, and an MLP.
+
+    dense (B, num_dense) float32, ids (B, num_tables) int64 -> logits (B, 1).
+
+    Parameters
+    ----------
+    num_dense, num_tables, embedding_dim, embedding_dtype
+        See `WideDeep`.
+    maps : sequence of int
+        Feature maps of each layer of the compressed interaction network; those of layer l are of
+        products of l + 2 embeddings.
+    split_half : bool
+        Whether of each layer but the last one half goes on, and the other half comes out.
+    deep : sequence of int
+        Hidden layers of the MLP.
+    dropout : float
+        Rate in them.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A size is not a positive integer, or an odd one is to be split.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = XDeepFM(num_dense=13, num_tables=26, embedding_dim=8, maps=[8], deep=[16])
+    >>> model(np.zeros((4, 13), np.float32), np.zeros((4, 26), np.int64)).shape
+    (4, 1)
+    """
+
+    def __init__(
+        self,
+        num_dense: int = 13,
+        num_tables: int = 26,
+        embedding_dim: int = 16,
+        maps: Sequence[int] = (256, 128),
+        split_half: bool = True,
+        deep: Sequence[int] = (400, 400, 400),
+        dropout: float = 0.0,
+        embedding_dtype: str = "float32",
+    ) -> None:
+        super().__init__(num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype)
+        self.interaction = nn.CompressedInteraction(num_tables, maps, split_half)
+        self.head = nn.FusedMLP(self.interaction.width, [], 1, skip_final_activation=True)
+
+    @graphed
+    def _towers(self, dense: Any, rows: Any) -> Any:
+        vectors, weights = rows[:, :, :-1], rows[:, :, -1:]
+        deep = self.deep(side_by_side(dense if self.num_dense else None, vectors))
+        explicit = self.head(self.interaction(vectors))
+        return self.first_order(dense, weights) + explicit + deep

@@ -1,0 +1,280 @@
+"""A layer of xDeepFM's compressed interaction network. R rows, H and M columns, O outputs.
+
+    p[r, i M + j] = x[r, i] * x0[r, j]             every product of the two, (R, H M)
+    z = p @ weight.T + bias                        weight (O, H, M), taken for (O, H M)
+    y = max(z, 0)
+
+    dz = dy * (y > 0)
+    dweight = dz.T @ p        dbias = sum over R of dz        dp = dz @ weight
+    dx[r, i] = sum over j of dp * x0[r, j]         dx0[r, j] = sum over i of dp * x[r, i]
+
+A row is a column of the embeddings of a sample: R = B D, and x0[b D + d, j] is number d of its
+embedding j. p is D times as much as the outer products of a batch: it is made for some rows at a
+time, forward and again backward, so that a matmul finds it in the cache. On a GPU bias and ReLU are
+part of it.
+
+With `amp`, a type of 16 bits, p, weight and dz are rounded to it; all else is float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cupyrec import arrays, cpu, cublaslt, errors
+from cupyrec.autograd import Function, Tensor
+from cupyrec.cublaslt import Epilogue
+from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
+from cupyrec.ops.cast import cast_array, cast_matrices, padded, padded_width
+from cupyrec.ops.fused_mlp import matmul_block
+from cupyrec.ops.halves import half_type, value_macros
+
+__all__ = ["compressed_interaction", "compressed_products", "compressed_sums"]
+
+_NAME = "compressed_interaction"
+_BLOCK = 1 << 18  # products of rows of the CPU: 1 MB, half of an L2 cache
+_PARTS = 32  # blocks whose gradients of the weight are added up
+_CHUNK = 128 << 20  # bytes of products on a device
+
+
+@cpu.loop
+def _products_cpu(x, x0, p):
+    rows, columns = x0.shape
+    for r in range(rows):
+        for i in range(x.shape[1]):
+            for j in range(columns):
+                p[r, i * columns + j] = x[r, i] * x0[r, j]
+
+
+@cpu.loop
+def _sums_cpu(dp, x, x0, dx, dx0):
+    rows, columns = x0.shape
+    for r in range(rows):
+        dx0[r] = 0
+        for i in range(x.shape[1]):
+            total, factor = x.dtype.type(0), x[r, i]
+            for j in range(columns):
+                total += dp[r, i * columns + j] * x0[r, j]
+            for j in range(columns):
+                dx0[r, j] += dp[r, i * columns + j] * factor
+            dx[r, i] = total
+
+
+@cpu.loop
+def _bias_relu_cpu(z, bias):
+    zero = z.dtype.type(0)
+    for r in range(z.shape[0]):
+        for o in range(z.shape[1]):
+            value = z[r, o] + bias[o]
+            z[r, o] = zero if value <= zero else value  # NaN stays NaN
+
+
+class _CompressedInteraction(Function):
+    """With `amp`, arrays of float32 hold what is rounded to 16 bits."""
+
+    def forward(self, x, x0, weight, bias, amp):
+        self.x, self.x0 = np.ascontiguousarray(x), np.ascontiguousarray(x0)
+        self.amp, self.shape = amp, weight.shape
+        self.weight = self._rounded(np.ascontiguousarray(weight).reshape(len(weight), -1))
+        rows, products = len(x), self.weight.shape[1]
+        self.size = max(32, min(_BLOCK // products, 512))
+        self.y = arrays.empty((rows, len(weight)), x.dtype)
+
+        def block(i: int, j: int) -> None:
+            y = self.y[i:j]
+            matmul_block(self._products(i, j), self.weight.T, y)
+            _bias_relu_cpu(y, bias)
+
+        with cpu.serial_blas():
+            cpu.parallel(block, rows, self.size)
+        return self.y
+
+    def _rounded(self, x):
+        return x if self.amp is None else cast_array(x, self.amp).astype(np.float32)
+
+    def _products(self, i: int, j: int) -> np.ndarray:
+        p = np.empty((j - i, self.weight.shape[1]), self.x.dtype)
+        _products_cpu(self.x[i:j], self.x0[i:j], p)
+        return self._rounded(p)
+
+    @np.errstate(over="ignore", invalid="ignore")  # the optimizer tells of them
+    def backward(self, dy):
+        rows, (outputs, products) = len(dy), self.weight.shape
+        dz = self._rounded(np.where(self.y > 0, dy, dy.dtype.type(0)))
+        dx, dx0 = arrays.empty(self.x.shape, dy.dtype), arrays.empty(self.x0.shape, dy.dtype)
+        size = self.size * max(1, -(-rows // (_PARTS * self.size)))  # of so many blocks
+        parts = np.zeros((-(-rows // size), outputs, products), dy.dtype)
+
+        def part(first: int, last: int) -> None:
+            more = np.empty((outputs, products), dy.dtype)
+            for i in range(first, last, self.size):
+                j = min(i + self.size, last)
+                np.matmul(dz[i:j].T, self._products(i, j), out=more)
+                parts[first // size] += more
+                dp = dz[i:j] @ self.weight
+                _sums_cpu(dp, self.x[i:j], self.x0[i:j], dx[i:j], dx0[i:j])
+
+        with cpu.serial_blas():
+            cpu.parallel(part, rows, size)
+        dweight = self.grad_room(2)
+        parts.sum(axis=0, out=dweight.reshape(outputs, products))
+        return dx, dx0, dweight, dz.sum(axis=0)
+
+
+def _products_geometry(n: int) -> Geometry:
+    return Geometry(blocks(n, 256), 256)
+
+
+_products = Kernel(
+    "compressed_interaction.cu", "compressed_products",
+    "const float* x, const float* x0, value_t* p, int64_t count", _products_geometry,
+)  # fmt: skip
+_sums = Kernel(
+    "compressed_interaction.cu", "compressed_sums",
+    "const float* dp, const float* x, const float* x0, float* dx, float* dx0, int64_t rows",
+    lambda B: Geometry(blocks(B, 8), 256),
+)  # fmt: skip
+
+
+def _macros(x: Any, x0: Any, dtype: Any) -> dict[str, object]:
+    h, m = x.shape[1], x0.shape[1]
+    columns = min(4, blocks(m, 32))
+    filled = h * m if dtype == np.float32 else padded_width(h * m)
+    sizes = {"H": h, "M": m, "FILLED": filled, "COLUMNS": columns, "SPAN": 32 * columns}
+    return sizes | value_macros(dtype)
+
+
+def compressed_products(x: Any, x0: Any, dtype: Any) -> Any:
+    """Return the products p of contiguous x (R, H) and x0 (R, M), on devices padded as `padded`.
+
+    Examples
+    --------
+    >>> compressed_products(np.array([[2.0, 3.0]]), np.array([[1.0, 10.0]]), np.float64)
+    array([[ 2., 20.,  3., 30.]])
+    """
+    xp, dtype = arrays.namespace(_NAME, x, x0), np.dtype(dtype)
+    if xp is np:
+        p = np.empty((len(x), x.shape[1] * x0.shape[1]), x.dtype)
+        _products_cpu(x, x0, p)
+        return p if p.dtype == dtype else padded(p, dtype)
+    macros = _macros(x, x0, dtype)
+    p = xp.empty((len(x), macros["FILLED"]), dtype)
+    vector = vector_width(p.shape[1], p)
+    n = p.size // vector
+    _products(x, x0, arrays.bits(p), p.size, macros=macros | {"VECTOR": vector}, n=n)
+    return p
+
+
+def compressed_sums(dp: Any, x: Any, x0: Any, dx: Any, dx0: Any) -> None:
+    """Write the gradients of x and x0, given that of their products (R, H M).
+
+    Examples
+    --------
+    >>> x, x0, dx, dx0 = np.ones((1, 2)), np.ones((1, 3)), np.empty((1, 2)), np.empty((1, 3))
+    >>> compressed_sums(np.ones((1, 6)), x, x0, dx, dx0)
+    >>> dx, dx0
+    (array([[3., 3.]]), array([[2., 2., 2.]]))
+    """
+    if arrays.namespace(_NAME, dp, x, x0, dx, dx0) is np:
+        _sums_cpu(dp, x, x0, dx, dx0)
+    else:
+        macros = _macros(x, x0, dp.dtype) | {"VECTOR": 1}
+        _sums(dp, x, x0, dx, dx0, len(x), macros=macros, B=len(x))
+
+
+class _CompressedInteractionOnDevice(Function):
+    def forward(self, x, x0, weight, bias, amp):
+        self.xp = xp = arrays.namespace(_NAME, x, x0, weight, bias)
+        self.x, self.x0, bias = map(xp.ascontiguousarray, (x, x0, bias))
+        flat = xp.ascontiguousarray(weight).reshape(len(weight), -1)
+        self.amp, self.weight = amp, flat if amp is None else cast_matrices([flat], amp)[0]
+        self.shape, rows, outputs = weight.shape, len(x), len(weight)
+        self.y = y = xp.empty((rows, outputs), np.float32)
+        for i, j, p in self._chunks():
+            cublaslt.matmul(
+                p, self.weight[:outputs], y[i:j], transpose_b=True,
+                epilogue=Epilogue.RELU_BIAS, bias=bias,
+            )  # fmt: skip
+        return y
+
+    def _chunks(self) -> Iterator[tuple[int, int, Any]]:
+        """First and last row, and products."""
+        dtype = np.dtype(np.float32 if self.amp is None else self.amp)
+        rows, width = len(self.x), self.weight.shape[1]
+        size = max(1, _CHUNK // (width * dtype.itemsize))
+        for i in range(0, rows, size):
+            j = min(i + size, rows)
+            yield i, j, compressed_products(self.x[i:j], self.x0[i:j], dtype)
+
+    def backward(self, dy):
+        xp, (outputs, h, m) = self.xp, self.shape
+        # Not by cublasLt's mask: where no product is left z is 0, and the mask may be either.
+        dz = xp.where(self.y > 0, dy, np.float32(0))
+        if self.amp is not None:
+            dz = padded(dz, self.amp)
+        dx, dx0 = xp.empty(self.x.shape, np.float32), xp.empty(self.x0.shape, np.float32)
+        dweight = self.grad_room(2)
+        flat = dweight.reshape(outputs, h * m)
+        if len(dy) == 0:
+            flat[...] = 0
+        for i, j, p in self._chunks():
+            cublaslt.matmul(
+                dz[i:j, :outputs], p[:, : h * m], flat, transpose_a=True, added=flat if i else None
+            )
+            dp = xp.empty((j - i, h * m), np.float32)
+            cublaslt.matmul(dz[i:j], self.weight[:, : h * m], dp)
+            compressed_sums(dp, self.x[i:j], self.x0[i:j], dx[i:j], dx0[i:j])
+        dbias = dz[:, :outputs].astype(np.float32, copy=False).sum(axis=0)
+        return dx, dx0, dweight, dbias
+
+
+def compressed_interaction(
+    x: Any, x0: Any, weight: Any, bias: Any, *, amp: str | None = None
+) -> Any:
+    """Return y of the formula above.
+
+    Parameters
+    ----------
+    x : (R, H) array or Tensor of float32, on the CPU also float64
+        Output of the layer before, or `x0`.
+    x0 : (R, M) array or Tensor of the same dtype
+        Input of the network: of each sample and column, the numbers of all its embeddings.
+    weight : (O, H, M) array or Tensor of the same dtype
+    bias : (O,) array or Tensor of the same dtype
+    amp : {None, "float16", "bfloat16"}
+        What is multiplied in, see above; arrays are then float32.
+
+    Returns
+    -------
+    (R, O) array or Tensor
+
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes or dtypes that don't agree, or no column or output.
+
+    Notes
+    -----
+    Lian et al. 2018, "xDeepFM", equation 6, of a layer with ReLU.
+
+    Examples
+    --------
+    >>> x, x0 = np.array([[2.0, 3.0]]), np.array([[1.0, 10.0]])
+    >>> compressed_interaction(x, x0, np.array([[[1.0, 0.0], [0.0, -1.0]]]), np.array([29.0]))
+    array([[1.]])
+    """
+    raw = [a.data if isinstance(a, Tensor) else a for a in (x, x0, weight, bias)]
+    xp = arrays.namespace(_NAME, *raw)
+    half = half_type(_NAME, amp)
+    wide = [np.float64] if xp is np and half is None else []
+    errors.dtype(_NAME, "x", raw[0], np.float32, *wide)
+    names = "x", "x0", "weight", "bias"
+    for name, array in zip(names[1:], raw[1:], strict=True):
+        errors.dtype(_NAME, name, array, raw[0].dtype)
+    axes = dict(zip(names, zip(raw, ("R H", "R M", "O H M", "O"), strict=True), strict=True))
+    if 0 in errors.axes(_NAME, **axes)[1:]:
+        raise ValueError(f"{_NAME}: O, H and M must be at least 1, got shape {raw[2].shape}.")
+    op = _CompressedInteraction if xp is np else _CompressedInteractionOnDevice
+    return op.apply(x, x0, weight, bias, amp=half)

@@ -1,0 +1,82 @@
+import numpy as np
+import oracle
+import pytest
+import whole_model
+from whole_model import DENSE, TABLES
+
+from cupyrec.models import XDeepFM
+
+
+def make(num_dense=DENSE, **options):
+    small = dict(embedding_dim=5, maps=[8, 6, 3], deep=[7, 6])
+    return XDeepFM(num_dense, TABLES, **small | options)
+
+
+@pytest.mark.parametrize("split_half", [False, True])
+@pytest.mark.parametrize("num_dense", [0, DENSE])
+def test_logits_against_the_paper(num_dense, split_half):
+    """Equation 6, feature map by feature map."""
+    model = make(num_dense, split_half=split_half)
+    for parameter in (*model.first_order.parameters(), *model.interaction.biases):
+        parameter.data[...] = oracle.normals(parameter.shape, seed=3)
+    batch = next(whole_model.batches(1, rows=9))
+    got = model(batch.dense, batch.ids)
+    rows = model.embedding(batch.ids).numpy().astype(np.float64)
+    logits = np.empty((9, 1))
+    for b in range(9):
+        x0, weights = rows[b, :, :5], rows[b, :, 5]
+        x, pooled = x0, []
+        for number, (weight, bias) in enumerate(
+            zip(model.interaction.weights, model.interaction.biases, strict=True)
+        ):
+            maps = [
+                sum(
+                    weight.data[o, i, j] * x[i] * x0[j]
+                    for i in range(len(x))
+                    for j in range(TABLES)
+                )
+                for o in range(len(weight.data))
+            ]
+            maps = np.maximum(np.array(maps) + bias.data[:, None], 0)
+            cut = len(maps) // 2 if split_half and number < 2 else 0
+            pooled += list(maps[cut:].sum(axis=1))
+            x = maps[:cut] if cut else maps
+        dense = batch.dense[b] if num_dense else np.empty(0)
+        first = weights.sum() + model.first_order.bias.data[0]
+        if num_dense:
+            first += dense @ model.first_order.weight.data[:, 0]
+        deep = whole_model.mlp(model.deep, np.concatenate([dense, *x0])[None])[0]
+        logits[b] = first + whole_model.mlp(model.head, np.array([pooled]))[0] + deep
+    assert model.interaction.width == len(pooled)
+    np.testing.assert_allclose(got.numpy(), logits, rtol=1e-4, atol=1e-5)
+
+
+def test_few_rows():
+    whole_model.check_few_rows(make())
+
+
+def test_gradient():
+    model = make()
+    for bias in model.interaction.biases:
+        bias.data[...] = 0.01  # away from the kinks
+    whole_model.check_gradient(model)
+
+
+@pytest.mark.parametrize("amp", [None, "float16", "bfloat16"])
+def test_devices_agree(xp, amp):
+    whole_model.check_devices_agree(xp, lambda: make(dropout=0.2), amp)
+
+
+def test_replays(xp):
+    whole_model.check_it_replays_what_it_does(xp, lambda: make(dropout=0.2))
+
+
+@pytest.mark.parametrize("maps", [[], [3, 4], [4, 0]])
+def test_refuses(maps):
+    with pytest.raises(ValueError, match=r"^CompressedInteraction: 'layers' must be "):
+        make(maps=maps)
+
+
+def test_an_odd_layer_is_not_split():
+    assert make(maps=[4, 3]).interaction.width == 5
+    assert make(maps=[3, 3], split_half=False).interaction.width == 6
