@@ -181,3 +181,18 @@ def test_an_end_is_early_only_if_others_wait_for_a_later_call() -> None:
     told = verdict(Watchdog(0, 2), 9, (0, ROWS), (1, ended))
     assert told.startswith("rank 1 ended while others wait:\n")
     assert verdict(Watchdog(1, 2), 9, (0, ROWS), (1, ended)) is None  # for rank 0 to tell
+
+
+def test_a_rank_may_be_heard_of_while_the_dog_judges() -> None:
+    """Messages come in another thread."""
+    dog = Watchdog(0, 3)
+
+    class Late(Position):
+        @property
+        def inside(self) -> bool:
+            dog.hear(2, KEYS)
+            return True
+
+    dog.hear(0, ROWS)
+    dog.hear(1, Late(*ROWS))
+    assert dog.judge(1.0, timeout=10.0) is None

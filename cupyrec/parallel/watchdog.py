@@ -99,15 +99,14 @@ class Watchdog:
     def _left(self, timeout: float) -> list[int]:
         """Ranks that ended though others wait for them, and not just because news are late."""
         late = max(1.0, 2 * _interval(timeout))
+        stands = list(self._stands.items())  # another thread may hear of a rank meanwhile
         waiting = [
             stand.calls
-            for rank, stand in self._stands.items()
+            for rank, stand in stands
             if stand.inside and self._clock - self._moved[rank] > late
         ]
         return [
-            rank
-            for rank, stand in self._stands.items()
-            if stand.ended and stand.calls < max(waiting, default=0)
+            rank for rank, stand in stands if stand.ended and stand.calls < max(waiting, default=0)
         ]
 
     def _known(self, timeout: float) -> str:
