@@ -90,7 +90,9 @@ def test_copies_of_a_model_have_the_same_ranks() -> None:
 
 
 def test_all_gather() -> None:
-    assert RANKS.all_gather("rows", np.full((2, 1), R)).tolist() == [[[k], [k]] for k in range(N)]
+    before = RANKS.bytes_sent["parts"]
+    assert RANKS.all_gather("parts", np.full((2, 1), R)).tolist() == [[[k], [k]] for k in range(N)]
+    assert RANKS.bytes_sent["parts"] - before == (N - 1) * 16
     assert RANKS.all_gather("nothing", np.empty(0)).shape == (N, 0)
 
 

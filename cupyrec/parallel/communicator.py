@@ -8,6 +8,7 @@ ranks may outnumber cores.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import json
@@ -76,11 +77,9 @@ class Communicator:
     ----------
     rank, size : int
         Number of this rank, and of ranks.
-    local_rank, local_size : int
-        The same among those of this host.
     cuda_aware : bool
         Whether MPI reads and writes the memory of GPUs.
-    bytes_sent : dict of str to int
+    bytes_sent : Counter of str
         To other ranks, by what they were for.
     step : int
         That this rank is at, for messages.
@@ -99,9 +98,9 @@ class Communicator:
     stall_timeout: float = 300.0
 
     def __init__(self, connect: Callable[[], tuple[Any, Any]] | None = None) -> None:
-        self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
+        self.rank, self.size = 0, 1
         self.cuda_aware = False
-        self.bytes_sent: dict[str, int] = {}
+        self.bytes_sent: collections.Counter[str] = collections.Counter()
         self.now: str | None = None  # what the thread is at
         self.last: str = ""  # what it is at or was at last
         self.calls = 0  # made so far
@@ -138,9 +137,6 @@ class Communicator:
         self._mpi, ranks = self._connect()
         self._ranks = ranks.Dup()  # our messages are not to be taken for those of others
         self.rank, self.size = self._ranks.rank, self._ranks.size
-        host = self._ranks.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)
-        self.local_rank, self.local_size = host.rank, host.size
-        host.Free()
         self.cuda_aware = _cuda_aware(self._mpi)
 
     def _work(self) -> None:
@@ -251,7 +247,7 @@ class Communicator:
                     requests.append(self._ranks.Irecv(place, source, tag))
                 for rows in _pieces(transfer.sent(target)):
                     requests.append(self._ranks.Isend(rows, target, tag))
-                    self.bytes_sent[what] = self.bytes_sent.get(what, 0) + rows.nbytes
+                    self.bytes_sent[what] += rows.nbytes
         for transfer in transfers:
             own, place = transfer.sent(rank), transfer.received(rank)
             if own.size and arrays.address(own) != arrays.address(place):
@@ -281,8 +277,7 @@ class Communicator:
         received = counts.copy()
         if self.size > 1 and counts.size:
             self._wait([self._ranks.Ialltoall(_buffer(counts), _buffer(received))])
-            others = counts.nbytes - counts[self.rank].nbytes
-            self.bytes_sent[what] = self.bytes_sent.get(what, 0) + others
+            self.bytes_sent[what] += counts.nbytes - counts[self.rank].nbytes
         return received
 
     def all_gather(self, what: str, array: np.ndarray) -> np.ndarray:
@@ -292,14 +287,16 @@ class Communicator:
         --------
         See the class.
         """
-        return self.submit(what, lambda: self._all_gather(np.ascontiguousarray(array))).result()
+        array = np.ascontiguousarray(array)
+        return self.submit(what, lambda: self._all_gather(what, array)).result()
 
-    def _all_gather(self, array: np.ndarray) -> np.ndarray:
+    def _all_gather(self, what: str, array: np.ndarray) -> np.ndarray:
         everyone = np.empty((self.size, *array.shape), array.dtype)
         everyone[self.rank] = array
         if self.size > 1 and array.size:
             sent, received = _buffer(array), _buffer(everyone)
             self._wait([self._ranks.Iallgather(sent, received)])
+            self.bytes_sent[what] += array.nbytes * (self.size - 1)
         return everyone
 
     def all_gather_json(self, what: str, value: Any) -> list[Any]:
@@ -313,7 +310,7 @@ class Communicator:
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
 
         def job() -> list[Any]:
-            lengths = self._all_gather(np.array([text.size]))[:, 0]
+            lengths = self._all_gather(what, np.array([text.size]))[:, 0]
             texts = np.empty(int(lengths.sum()), np.uint8)
             same = Transfer(text, None, texts, lengths)
             self._all_to_all(what, [same])
@@ -356,7 +353,7 @@ class Communicator:
         >>> Communicator().any("interruption", False).result()
         False
         """
-        return self.submit(what, lambda: bool(self._all_gather(np.array([flag])).any()))
+        return self.submit(what, lambda: bool(self._all_gather(what, np.array([flag])).any()))
 
     def barrier(self, what: str) -> None:
         """Wait until every rank has come here.
