@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 
 from cupyrec import arrays
 
-__all__ = ["Function", "Tensor", "is_recording", "no_grad", "record", "unit_gradient"]
+__all__ = ["Function", "Tensor", "is_recording", "no_grad", "numbered", "record", "unit_gradient"]
 
+_numbers = itertools.count()  # next() is atomic under the GIL
 _units: dict[tuple, Any] = {}  # by device, GPU, shape and dtype
 _recording = contextvars.ContextVar("recording", default=True)  # each thread has its own
 
@@ -261,6 +263,7 @@ class Function:
 
     inputs: Sequence[Any] | None = ()
     needs: Sequence[bool] = ()
+    number: int  # of those recorded
 
     def forward(self, *arrays: Any, **options: Any) -> Any:
         raise NotImplementedError
@@ -324,8 +327,20 @@ def record(node: Function, output: Any, inputs: Sequence[Any]) -> Tensor:
     """
     tensor = Tensor(output, requires_grad=True)
     node.inputs = inputs
-    tensor._node = node
+    tensor._node = numbered(node)
     return tensor
+
+
+def numbered(node: Function) -> Function:
+    """Return a node that has been given the next number, by which `backward` knows what is later.
+
+    Examples
+    --------
+    >>> numbered(Function()).number < numbered(Function()).number
+    True
+    """
+    node.number = next(_numbers)
+    return node
 
 
 def leaves(tensor: Tensor) -> list[Tensor]:
@@ -406,22 +421,21 @@ def _room(like: Any) -> Any:
 
 
 def _reverse_order(root: Function) -> list[Function]:
-    """Nodes below `root`, each before the nodes that it was made from (depth first, iterative)."""
-    order: list[Function] = []
-    seen: set[Function] = set()
-    stack = [(root, False)]
+    """Nodes that `root` was made from, and it, the last to be recorded first.
+
+    So what two look-ups send other ranks has the program's order, whatever lies between them: on a
+    rank that replays a graph that is less than on one that doesn't.
+    """
+    seen, stack = {root}, [root]
     while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-        elif node not in seen:  # seen when it is entered: marked any sooner, the order is wrong
-            seen.add(node)
-            if node.inputs is None:
-                raise ValueError("backward: this tape was used up by an earlier backward().")
-            stack.append((node, True))
-            nodes = (tensor._node for tensor in node.inputs if isinstance(tensor, Tensor))
-            stack.extend((child, False) for child in nodes if child is not None)
-    return order[::-1]
+        node = stack.pop()
+        if node.inputs is None:
+            raise ValueError("backward: this tape was used up by an earlier backward().")
+        below = {tensor._node for tensor in node.inputs if isinstance(tensor, Tensor)}
+        new = below - seen - {None}
+        seen |= new
+        stack += new
+    return sorted(seen, key=lambda node: node.number, reverse=True)
 
 
 def _check_device(order: list[Function], device: str | None) -> None:

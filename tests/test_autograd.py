@@ -125,6 +125,24 @@ def test_node_that_is_input_of_two_at_different_depths(order):
     np.testing.assert_allclose(x.grad, 4 * np.e, rtol=1e-15)  # 2 (1 + a) exp(a) at a = 1
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_was_made_last_has_its_gradient_first(order):
+    """However it is used: look-ups send gradients to other ranks, which all must do in turn."""
+    done = []
+
+    class Noted(Function):
+        def __init__(self, name):
+            self.name = name
+
+        def backward(self, grad):
+            done.append(self.name)
+            return ()
+
+    a, b, c = (record(Noted(name), np.ones(1), ()) for name in "abc")
+    sum([exp(a) * b, c][::order]).backward()
+    assert done == ["c", "b", "a"]
+
+
 def test_ladder_of_diamonds():
     x = leaf(1.0)
     y = x

@@ -9,7 +9,7 @@ from test_embedding_rows_kernels import chunked, moved
 
 import cupyrec
 from cupyrec import Tensor, arrays, dot_interaction, nvrtc
-from cupyrec.autograd import Function
+from cupyrec.autograd import Function, numbered, record
 from cupyrec.ops import dot_interaction as op
 from cupyrec.ops.dot_interaction import dot_interaction_width
 from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, FLOAT32, RowMemory
@@ -92,8 +92,7 @@ def run_both(xp, batch, features, width, number, dtype, draw, **options):
     kept = []
     source = in_rows(xp, *given, number, dtype, kept)
     got = home(run(xp, dense, source, grad, kept, **options))
-    gathered = Tensor(arrays.copy_to(xp, vectors.astype(dtype)), requires_grad=True)
-    gathered._node = Kept(kept)
+    gathered = record(Kept(kept), arrays.copy_to(xp, vectors.astype(dtype)), ())
     expected = home(run(xp, dense, gathered, grad, kept, **options))
     return got, expected, (dense, vectors.astype(dtype), grad)
 
@@ -139,7 +138,7 @@ def test_same_bits_in_any_thread_order(xp, case):
     source = in_rows(xp, *given, number, DTYPES[dtype], kept)
 
     def call():
-        source._node = Kept(kept)
+        source._node = numbered(Kept(kept))
         return run(xp, dense, source, grad, kept)
 
     oracle.check_thread_order(xp, call)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays
-from cupyrec.autograd import Function, Tensor
+from cupyrec.autograd import Function, Tensor, numbered
 from cupyrec.kernel import blocks
 from cupyrec.ops.embedding_rows import FLOAT32, RowMemory, gather_rows
 
@@ -81,7 +81,7 @@ class RowVectors(Tensor):
         node: Function | None = None,
     ) -> None:
         self.read, self.inverse, self.unseen = read, inverse, unseen
-        self._dtype, self._node, self.grad = np.dtype(dtype), node, None
+        self._dtype, self._node, self.grad = np.dtype(dtype), node and numbered(node), None
         self.requires_grad, self._chunks = node is not None, None
 
     shape = property(lambda self: (*self.inverse.shape, self.unseen.shape[1]))
