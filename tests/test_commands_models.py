@@ -16,7 +16,12 @@ def logs(tmp_path_factory):
 def settings(name):
     words = ["--model", name, "--lr", "0.05", "--batch-size", "32"]
     words += ["--embedding-dim", "4"] if name != "lr" else []
-    own = {"xdeepfm": ["maps=[4]", "deep=[8]"], "dlrm": ["bottom=[8]", "top=[8]"], "fm": [], "lr": []}.get(name, ["deep=[8, 8]"])
+    own = {
+        "xdeepfm": ["maps=[4]", "deep=[8]"],
+        "dlrm": ["bottom=[8]", "top=[8]"],
+        "fm": [],
+        "lr": [],
+    }.get(name, ["deep=[8, 8]"])
     return [*words, *(word for value in own for word in ("--set", f"model.{value}"))]
 
 

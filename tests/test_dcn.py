@@ -82,3 +82,12 @@ def test_replays(make, xp):
 def test_refuses(make, options, text):
     with pytest.raises(ValueError, match=rf"^DCN(v2)?: {oracle.sentence(text)[1:]}"):
         make(**options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "crosses", "expected"), [(models.DCN, 4, 1_238_661), (models.DCNv2, 5, 1_243_071)]
+)
+def test_parameters_are_as_many_as_fuxictrs(kind, crosses, expected):
+    """On MovielensLatest_x1, of 90,239 ids but for its batch normalization."""
+    model = kind(0, 3, 10, crosses=crosses, deep=[400] * 3)
+    assert whole_model.count(model, 90_239) == expected - 2 * 3 * 400

@@ -67,3 +67,8 @@ def test_replays(xp):
 def test_refuses(arguments, text):
     with pytest.raises(ValueError, match=oracle.sentence(text)):
         PNN(*arguments)
+
+
+def test_parameters_are_as_many_as_fuxictrs():
+    """On MovielensLatest_x1, of 90,239 ids."""
+    assert whole_model.count(PNN(0, 3, 10, deep=[400] * 3), 90_239) == 1_237_191

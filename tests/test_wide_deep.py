@@ -23,7 +23,7 @@ def test_logits_against_the_paper(num_dense):
     logits = np.empty((9, 1))
     for b in range(9):
         vectors, weights = rows[b, :, :5], rows[b, :, 5]
-        first = weights.sum() + model.first_order.bias.data[0]
+        first = weights.sum()
         dense = batch.dense[b] if num_dense else np.empty(0)
         if num_dense:
             first += dense @ model.first_order.weight.data[:, 0]

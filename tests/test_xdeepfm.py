@@ -42,7 +42,7 @@ def test_logits_against_the_paper(num_dense, split_half):
             pooled += list(maps[cut:].sum(axis=1))
             x = maps[:cut] if cut else maps
         dense = batch.dense[b] if num_dense else np.empty(0)
-        first = weights.sum() + model.first_order.bias.data[0]
+        first = weights.sum()
         if num_dense:
             first += dense @ model.first_order.weight.data[:, 0]
         deep = whole_model.mlp(model.deep, np.concatenate([dense, *x0])[None])[0]
@@ -80,3 +80,13 @@ def test_refuses(maps):
 def test_an_odd_layer_is_not_split():
     assert make(maps=[4, 3]).interaction.width == 5
     assert make(maps=[3, 3], split_half=False).interaction.width == 6
+
+
+def test_parameters_are_as_many_as_fuxictrs():
+    """On MovielensLatest_x1, of 90,239 ids."""
+    assert (
+        whole_model.count(
+            XDeepFM(0, 3, 10, maps=[64] * 3, split_half=False, deep=[400] * 3), 90_239
+        )
+        == 1_351_767
+    )

@@ -96,3 +96,9 @@ def check_it_replays_what_it_does(xp, make) -> None:
     losses, _ = train(make, arrays.name(xp), steps=6)
     expected, _ = train(make, "cpu", steps=6)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def count(model: nn.Module, rows: int) -> int:
+    """Numbers that are learnt, of `rows` ids in all tables together."""
+    dense = sum(array.size for array in model.state_dict().values())
+    return dense + rows * model.embedding.group.width

@@ -40,6 +40,8 @@ class DeepFM(FM):
     (4, 1)
     """
 
+    bias = False  # the MLP has one
+
     def __init__(
         self,
         num_dense: int = 13,

@@ -40,6 +40,8 @@ class FM(nn.Module):
     (4, 1)
     """
 
+    bias = True  # there is no other
+
     def __init__(
         self,
         num_dense: int = 13,
@@ -49,7 +51,7 @@ class FM(nn.Module):
     ) -> None:
         width = errors.positive(type(self).__name__, "embedding_dim", embedding_dim) + 1
         self.embedding = nn.MultiTableEmbedding(num_tables, width, dtype=embedding_dtype)
-        self.first_order = FirstOrder(num_dense)
+        self.first_order = FirstOrder(num_dense, self.bias)
         self.interaction = nn.FusedDotInteraction(pooling="sum", output_concat=False)
 
     def forward(self, dense: Any, ids: Any) -> Any:

@@ -20,6 +20,9 @@ class FirstOrder(nn.Module):
     ----------
     num_dense : int
         Dense features, each with a weight to be learnt, which starts as 0.
+    bias : bool
+        Whether a number is added that is the same for all samples; another part of a model may have
+        one already.
 
     Examples
     --------
@@ -27,12 +30,14 @@ class FirstOrder(nn.Module):
     (2, 1)
     """
 
-    def __init__(self, num_dense: int) -> None:
+    def __init__(self, num_dense: int, bias: bool = True) -> None:
         self.weight = Parameter(np.zeros((num_dense, 1), np.float32)) if num_dense else None
-        self.bias = Parameter(np.zeros(1, np.float32))
+        self.bias = Parameter(np.zeros(1, np.float32)) if bias else None
 
     def forward(self, dense: Any, weights: Any) -> Any:
-        total = weights.sum(axis=1) + self.bias
+        total = weights.sum(axis=1)
+        if self.bias is not None:
+            total = total + self.bias
         return total if self.weight is None else total + dense @ self.weight
 
 

@@ -58,7 +58,7 @@ class WideDeep(nn.Module):
         dim = errors.positive("WideDeep", "embedding_dim", embedding_dim)
         self.num_dense, width = num_dense, num_dense + num_tables * dim
         self.embedding = nn.MultiTableEmbedding(num_tables, dim + 1, dtype=embedding_dtype)
-        self.first_order = FirstOrder(num_dense)
+        self.first_order = FirstOrder(num_dense, bias=False)  # the MLP has one
         self.deep = nn.FusedMLP(width, deep, 1, dropout, skip_final_activation=True)
 
     def forward(self, dense: Any, ids: Any) -> Any:
