@@ -73,7 +73,7 @@ def train(options: argparse.Namespace) -> None:
     Communicator.stall_timeout = options.stall_timeout
     _set_device(options)
     if options.trace:
-        timeline.start()
+        timeline.start(world().size)
     if options.resume and (options.out or options.overwrite):
         raise UsageError("train: --resume must come without --out and --overwrite, got both.")
     if options.resume and not (Path(options.resume) / "last").exists():
@@ -164,7 +164,7 @@ def _write(probabilities: np.ndarray, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
     try:
-        with errors.naming(output):
+        with errors.naming(output), world().busy("writing"):
             if output.suffix == ".npy":
                 np.save(temporary, probabilities)
             else:

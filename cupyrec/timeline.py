@@ -15,19 +15,20 @@ from typing import Any
 
 __all__ = ["events", "span", "start", "write"]
 
-_MOST = 200_000  # spans, some 10,000 steps; later ones are left out
+_MOST = 400_000  # spans of all ranks, some 20,000 steps of one; later ones are left out
 _spans: list[tuple[str, str, float, float]] | None = None
+_room = 0
 
 
-def start() -> None:
-    """Note spans from now on.
+def start(ranks: int = 1) -> None:
+    """Note spans from now on, of each of so many ranks its share: the trace is of all of them.
 
     Examples
     --------
     See `write`.
     """
-    global _spans
-    _spans = []
+    global _spans, _room
+    _spans, _room = [], _MOST // ranks
 
 
 @contextlib.contextmanager
@@ -39,7 +40,7 @@ def span(name: str) -> Iterator[None]:
     See `write`.
     """
     spans = _spans
-    if spans is None or len(spans) >= _MOST:
+    if spans is None or len(spans) >= _room:
         yield
         return
     begin = time.time()  # of one host's processes the same clock

@@ -14,6 +14,7 @@ import cupyrec
 from cupyrec import checkpoint, cpu, training
 from cupyrec.commands import MODELS
 from cupyrec.data import TSV
+from cupyrec.parallel import Communicator
 
 KNOWN = sorted(MODELS)
 
@@ -291,8 +292,10 @@ def test_a_loss_that_is_not_finite_stops_and_overwrites_nothing(logs, tmp_path, 
 # Evaluating and predicting
 
 
-def test_predictions_in_three_formats(logs, tmp_path, capsys):
-    run = tmp_path / "run"
+def test_predictions_in_three_formats(logs, tmp_path, capsys, monkeypatch):
+    run, doing, busy = tmp_path / "run", [], Communicator.busy
+    # By which other ranks know that this one gets on.
+    monkeypatch.setattr(Communicator, "busy", lambda r, what: doing.append(what) or busy(r, what))
     assert trial.train(logs, run, "--epochs", 2) == 0
     best = trial.files(run / "best")
     capsys.readouterr()
@@ -305,6 +308,7 @@ def test_predictions_in_three_formats(logs, tmp_path, capsys):
         assert trial.command(*arguments, "--overwrite", "--batch-size", 7) == 0
         capsys.readouterr()
     assert sorted(p.name for p in output.parent.iterdir()) == ["p.csv", "p.npy", "p.parquet"]
+    assert doing.count("writing") == 6
     got = np.load(output.with_suffix(".npy"))
     assert (got.shape, got.dtype) == ((400,), np.float32)
     table = parquet.read_table(output.with_suffix(".parquet"))
