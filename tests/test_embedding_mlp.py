@@ -4,6 +4,7 @@ import pytest
 
 import cupyrec
 from cupyrec import arrays, nn, optim
+from cupyrec.parallel import Communicator, Exchange
 
 
 def pair(hidden, device="cpu", rate=0.0, linear=True, dtype="float32", width=4, **options):
@@ -84,6 +85,27 @@ def test_evaluation_changes_nothing_and_sees_unseen_ids():
         assert not fused(ids[:1]).requires_grad
     assert fused(np.empty((0, 3), np.int64)).shape == (0, 2)
     assert fused.embedding.digest() == digest
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_a_rank_without_rows_makes_the_calls_of_the_others(rate, monkeypatch):
+    """Also if ids are told ahead, for those who gather vectors."""
+    fused, _ = pair([8], rate=rate)
+    ranks, calls = Communicator(), []
+    fused.embedding.group.exchange = Exchange(ranks, forward="int8", backward="int8")
+    optimizer, submit = optim.SGD(fused.parameters(), 0.1), ranks.submit
+    monkeypatch.setattr(
+        ranks, "submit", lambda what, *job: calls.append(what) or submit(what, *job)
+    )
+    made = []
+    for rows in (4, 0):
+        calls.clear()
+        ids = np.arange(3 * rows).reshape(rows, 3)
+        fused.embedding.prepare(ids)
+        fused(ids).sum().backward()
+        optimizer.step()
+        made.append(list(calls))
+    assert made[0] == made[1] and {"keys", "rows", "gradients"} <= set(made[0])
 
 
 def test_squares_of_gradients_are_known_until_others_are_added():

@@ -28,9 +28,9 @@ class _FirstLayer(autograd.Function):
     ) -> None:  # fmt: skip
         self.group, self.look_up, self.moves = group, look_up, moves
         self.options = dict(dropout=dropout, linear_output=linear_output)
-        inverse = look_up.inverse.reshape(-1, samples)
+        inverse = look_up.inverse.reshape(weight.shape[1] // group.width, samples)
         # Keys are numbered as they come: that of a field's first sample is the field's first.
-        starts = np.append(inverse[:, 0], len(look_up.keys.ids))
+        starts = np.append(inverse[:, :1].max(axis=1, initial=0), len(look_up.keys.ids))
         self.layer = group.unique_vectors(look_up), starts, inverse, weight
         self.y = embedding_linear(*self.layer, bias, **self.options)
 
@@ -88,11 +88,11 @@ class EmbeddingMLP(Module):
         self.mlp = FusedMLP(columns, hidden_features, out_features, **options)
 
     def _by_unique_ids(self, ids: Any) -> bool:
-        """Whether the first layer is computed on unique ids."""
+        """Whether the first layer is computed on unique ids; the same on ranks without rows."""
         embedding, columns = self.embedding, len(self.mlp.weights[0])
         fields = embedding.fields
         return (
-            arrays.device(ids) == "cpu" and ids.ndim == 2 and len(ids) > 0
+            arrays.device(ids) == "cpu" and ids.ndim == 2
             and embedding.padding_idx is None and len(set(fields.tolist())) == len(fields)
             and pays(embedding.group.width, columns) and self.mlp.amp is None
         )  # fmt: skip
