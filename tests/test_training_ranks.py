@@ -359,6 +359,38 @@ def test_batches_of_all_ranks_have_no_graph(caplog) -> None:
     assert ("BatchNorm1d asks other ranks" in caplog.text) == (N > 1)
 
 
+class Two(nn.Module):
+    """Towers on two embeddings, which they take in another order than they use them."""
+
+    def __init__(self, ranks: Communicator) -> None:
+        cupyrec.manual_seed(5)
+        self.tables = [nn.MultiTableEmbedding(1, 4) for _ in range(2)]
+        for table in self.tables:
+            table.group.exchange = Exchange(ranks, num_tables=1)
+        self.mlps = [nn.FusedMLP(4, [], 1, skip_final_activation=True) for _ in range(2)]
+
+    @cupyrec.graphed
+    def towers(self, a, b):
+        return self.mlps[1](b.reshape(-1, 4)) + self.mlps[0](a.reshape(-1, 4))
+
+    def forward(self, dense, ids):
+        return self.towers(*(table(ids[:, i : i + 1]) for i, table in enumerate(self.tables)))
+
+
+def test_ranks_with_and_without_a_graph_make_the_same_calls() -> None:
+    """A batch has as many rows as others for the first rank, for the last one more."""
+    found = []
+    for ranks in (Communicator(), RANKS):
+        model = Two(ranks).to("sim")
+        optimizer = optim.SGD(model.parameters(), 0.05)
+        for rows in (2 * N, 2 * N, 2 * N, 3 * N - 1, 2 * N):
+            dense, ids, labels = log(rows)
+            batch = data.Batch(dense, ids, labels[:, None]).of_rank(ranks.rank, ranks.size)
+            training.train_step(model, batch, optimizer)
+        found.append(arrays.to_host(optimizer.parameter_groups[0].data))
+    assert distance(*found) <= 1e-6
+
+
 def test_a_loss_that_is_not_finite_is_refused_by_all_ranks() -> None:
     dense, ids, labels = log(12)
     dense[0, 0] = np.nan  # of rank 0
