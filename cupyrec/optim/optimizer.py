@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -18,6 +17,7 @@ from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group, RowGradients, StatePart
 from cupyrec.ops.clip_scale import clip_scale, sum_squares
 from cupyrec.ops.embedding_rows import Rounding, RowMemory
+from cupyrec.optim.agreement import check_ranks
 from cupyrec.optim.gradient_scaler import GradientScaler
 from cupyrec.optim.parameter_group import ParameterGroup
 from cupyrec.parallel import Communicator, all_reduce, world
@@ -104,7 +104,7 @@ class Optimizer(ABC):
         self._check(where)
         tables = self.groups
         self.ranks = ranks or (tables[0].exchange.ranks if tables else world())
-        self._check_ranks(where)
+        check_ranks(self)
         xp = self._module()
         if scaler is not None:
             scaler.attach(xp, self.betas)
@@ -134,20 +134,6 @@ class Optimizer(ABC):
             raise ValueError(f"{where}: a parameter must be in one parameter group, got it in two.")
         for p in self.parameters:
             errors.dtype(where, "parameters", p.data, np.float32)
-
-    def _check_ranks(self, where: str) -> None:
-        """See that all ranks start from the same parameters."""
-        if self.ranks.size == 1:
-            return
-        own = [zlib.crc32(arrays.to_host(p.data).tobytes()) for p in self.parameters]
-        own += [group.initial.seed for group in self.groups]
-        told = self.ranks.all_gather_json("parameters", own)
-        if different := [rank for rank, others in enumerate(told) if others != told[0]]:
-            raise ValueError(
-                f"{where}: all ranks must start from the same parameters and embedding seeds "
-                "(cupyrec.manual_seed gives them), got others on rank "
-                f"{', '.join(map(str, different[:8]))} than on rank 0."
-            )
 
     def _module(self) -> ModuleType:
         """The array module of all parameters and groups."""
