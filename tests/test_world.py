@@ -157,3 +157,23 @@ def test_a_rank_that_never_comes_ends_the_job(tmp_path: Path) -> None:
 def test_without_a_timeout_ranks_come_when_they_do(tmp_path: Path) -> None:
     before = "parallel.Communicator.stall_timeout = float('inf')"
     assert len(threads(tmp_path, before=before)) == 2
+
+
+FINALIZED = """
+import time
+from cupyrec.parallel import Communicator, world
+Communicator.stall_timeout = 2.0
+ranks = world()
+from mpi4py import MPI
+ranks.barrier("a test")
+MPI.Finalize()
+time.sleep(3)
+print("rank", ranks.rank, "is through")
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_program_may_end_mpi_itself(tmp_path: Path, ranks: int) -> None:
+    ended = launch(tmp_path, FINALIZED, ranks)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.count("is through") == ranks

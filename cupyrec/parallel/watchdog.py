@@ -146,7 +146,7 @@ class _Messages:
     def exchange(self) -> None:
         """Hear and tell what there is, if it is time to."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next or self._mpi.Is_finalized():  # by the program
             return
         self._next = now + _interval(self._ranks.stall_timeout)
         messages, status = self._communicator, self._status
@@ -163,7 +163,9 @@ class _Messages:
                 self._under_way[rank] = messages.Isend([text, self._mpi.BYTE], rank, 0), text
 
     def leave(self, before: str, finalize: bool) -> None:
-        """Wait until all programs have ended."""
+        """Wait until all programs have ended, unless one of them has ended MPI, which waits too."""
+        if self._mpi.Is_finalized():
+            return
         self.left, self._next = before, 0.0
         everyone = self._communicator.Ibarrier()
         while not everyone.Test():
@@ -197,6 +199,8 @@ def watch(ranks: Communicator, mpi: Any, communicator: Any, *, finalize: bool) -
     def judge() -> None:
         last = time.monotonic()
         while not over.wait(pause := min(_interval(ranks.stall_timeout) / 2, 0.5)):
+            if mpi.Is_finalized():  # by the program: no rank waits for another any more
+                return
             now = time.monotonic()
             dog.hear(ranks.rank, messages.stand())
             # Not all of the time, if this job was stopped and goes on.

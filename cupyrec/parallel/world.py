@@ -61,7 +61,7 @@ def world() -> Communicator:
             failure.guard(ranks)
             watchdog.watch(ranks, ranks._mpi, ranks._ranks, finalize=ours)
         elif ours:
-            atexit.register(ranks._mpi.Finalize)
+            atexit.register(_finalize, ranks._mpi)
     return ranks
 
 
@@ -85,6 +85,11 @@ def _connect() -> tuple[Any, Any]:
         else:
             initialize(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
     return MPI, MPI.COMM_WORLD
+
+
+def _finalize(mpi: Any) -> None:
+    if not mpi.Is_finalized():  # by the program
+        mpi.Finalize()
 
 
 def _share_host(ranks: Communicator) -> None:
