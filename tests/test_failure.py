@@ -59,6 +59,29 @@ def test_what_all_ranks_fail_by_is_told_once(tmp_path: Path) -> None:
     assert "rank 1 of 2 got SIGTERM after 'keys' (call 6) at step 3, failing by Usage" in ended.err
 
 
+def test_an_interruption_of_all_ranks_is_told_once(tmp_path: Path) -> None:
+    ended = job(tmp_path, "pass\n    raise KeyboardInterrupt('a wish')")
+    assert (ended.code, ended.seconds < 30) == (130, True)
+    assert ended.err.count("Traceback") == 1
+    assert "rank 0 of 2 failed after 'keys' (call 6) at step 3: KeyboardInter" in ended.err
+    assert "rank 1 of 2 got SIGTERM after 'keys' (call 6) at step 3, failing by Keyb" in ended.err
+
+
+def test_a_rank_that_sends_more_than_is_expected_is_told_of(tmp_path: Path) -> None:
+    """By another codec, say."""
+    fault = (
+        "pass\n"
+        "    import numpy as np\n"
+        "    from cupyrec.parallel import Transfer\n"
+        "    sent = [1 + 8 * ranks.rank, 0]\n"
+        "    given = np.zeros(sum(sent)), sent, np.empty(2 - 2 * ranks.rank), [1, 1]\n"
+        "    ranks.all_to_all('rows', Transfer(*given))"
+    )
+    ended = job(tmp_path, fault)
+    assert (ended.code, ended.seconds < 30) == (1, True)
+    assert "failed after 'rows' (call 7) at step 3: RuntimeError: rows: all ranks must" in ended.err
+
+
 def test_a_failure_is_told_where_it_happened(tmp_path: Path) -> None:
     """And its exit code is the job's, though the other ranks fail as well."""
     work = "lambda: 1 // (ranks.rank - 1)"

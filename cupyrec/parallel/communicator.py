@@ -366,7 +366,7 @@ class Communicator:
 
     def _wait(self, requests: list[Any]) -> None:
         looks, pause = 0, _SLEEP
-        while requests and not self._mpi.Request.Testall(requests):
+        while requests and not self._all_done(requests):
             looks += 1
             if looks < _LOOKS:
                 os.sched_yield()
@@ -374,6 +374,16 @@ class Communicator:
                 time.sleep(pause)
                 pause = min(1.1 * pause, _LONGEST)
                 self.look_around()
+
+    def _all_done(self, requests: list[Any]) -> bool:
+        try:
+            return self._mpi.Request.Testall(requests)
+        except self._mpi.Exception as error:
+            raise RuntimeError(
+                f"{self.now}: all ranks must make the same calls in the same order, with the same "
+                f"codecs and as much to send as others expect, got a message for which MPI says "
+                f"{error}."
+            ) from None
 
 
 def _buffer(array: Any) -> Any:

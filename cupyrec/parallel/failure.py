@@ -154,7 +154,7 @@ def failed(error: object, code: int = 1) -> None:
 
 def _let_others_tell(ranks: Communicator, error: object) -> None:
     """Wait for a rank that fails by the same, or whose failure this one's is, to end all ranks."""
-    if isinstance(error, Exception):
+    if isinstance(error, (Exception, KeyboardInterrupt)):  # `fit` raises this on all ranks
         seconds = 3 * _MOMENT if isinstance(error, OtherRankError) else _MOMENT * (ranks.rank > 0)
         with ranks.busy(f"failing by {type(error).__name__}"):
             time.sleep(seconds)
