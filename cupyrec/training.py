@@ -41,8 +41,9 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     loss; a rank may have no rows.
 
     A loss or a gradient that is not finite updates nothing, though unseen ids have got their rows.
-    On the CPU it raises, unless it is a gradient and the optimizer's `scaler` can lower its scale;
-    a GPU is not waited for: `fit` sees it when it reads the losses.
+    On the CPU it raises on all ranks, and forgets the gradients, unless it is a gradient and the
+    optimizer's `scaler` can lower its scale; a GPU is not waited for: `fit` sees it when it reads
+    the losses.
 
     Raises
     ------
@@ -77,7 +78,12 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     with timeline.span("backward"):
         loss.backward()  # dense gradients; one a row looked up travels
     with timeline.span("update"):
-        optimizer.step(loss)  # sum the ranks' gradients, clip by the norm of both, update both
+        try:
+            optimizer.step(loss)  # sum the ranks' gradients, clip by the norm of both, update both
+        except FloatingPointError:
+            optimizer.zero_grad()  # or they would spoil the next step too
+            _check_finite(loss, batch, model, optimizer)  # of this rank: says more
+            raise
     return loss
 
 

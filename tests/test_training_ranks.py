@@ -1,5 +1,6 @@
 """Training by several ranks, under mpirun: what one rank alone does, whatever their number."""
 
+import contextlib
 import copy
 import itertools
 import threading
@@ -392,10 +393,15 @@ def test_ranks_with_and_without_a_graph_make_the_same_calls() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_refused_by_all_ranks() -> None:
-    dense, ids, labels = log(12)
-    dense[0, 0] = np.nan  # of rank 0
+    """The one whose values aren't finite says which, and the next step is none the worse."""
+    last, (dense, ids, labels) = N - 1, log(4 * N)
     model = model_of(RANKS)
     optimizer = optim.SGD(model.parameters(), 0.1)
-    batch = data.Batch(dense, ids, labels[:, None]).of_rank(R, N)
-    with pytest.raises(FloatingPointError, match="must be finite"):
-        training.train_step(model, batch, optimizer)
+    spoilt = dense.copy()
+    spoilt[-1, 1] = np.nan
+    for values, kind in [(spoilt, ValueError if R == last else FloatingPointError), (dense, None)]:
+        batch = data.Batch(values, ids, labels[:, None]).of_rank(R, N)
+        told = "row 3, column 1" if kind is ValueError else "must be finite"
+        with pytest.raises(kind, match=told) if kind else contextlib.nullcontext():
+            assert np.isfinite(training.train_step(model, batch, optimizer).item())
+    assert optimizer.t == 1
