@@ -56,7 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error, 2)
     except KeyboardInterrupt as error:
         if error.args:  # by `fit`, in the same step on every rank
-            return _say(error, 130)
+            from cupyrec.parallel import world
+
+            return 130 if world().rank else _say(error, 130)
         return _fail("interrupted", 130)
     except SystemError as error:  # how Ctrl-C leaves a compiled loop
         if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from job import job
+from job import job, launch
 
 from cupyrec.parallel import Communicator, failed, failure, world
 from cupyrec.parallel.failure import Position
@@ -65,6 +65,19 @@ def test_an_interruption_of_all_ranks_is_told_once(tmp_path: Path) -> None:
     assert ended.err.count("Traceback") == 1
     assert "rank 0 of 2 failed after 'keys' (call 6) at step 3: KeyboardInter" in ended.err
     assert "rank 1 of 2 got SIGTERM after 'keys' (call 6) at step 3, failing by Keyb" in ended.err
+
+
+def test_the_command_tells_an_interruption_of_all_ranks_once(tmp_path: Path) -> None:
+    told = (
+        "import cupyrec.cli, cupyrec.commands\n"
+        "def stop(options): raise KeyboardInterrupt('stopped after step 3')\n"
+        "cupyrec.commands.evaluate = stop\n"
+        "cupyrec.parallel.world()\n"
+        "sys.exit(cupyrec.cli.main(['evaluate', 'a run', '--data', 'some']))"
+    )
+    ended = launch(tmp_path, f"import sys\n{told}", 2)
+    assert ended.returncode == 130
+    assert ended.stderr.count("cupyrec: stopped after step 3\n") == 1
 
 
 def test_a_rank_that_sends_more_than_is_expected_is_told_of(tmp_path: Path) -> None:
