@@ -182,7 +182,7 @@ _serial_lock, _serial, _before = threading.Lock(), 0, ()  # of `serial_blas`
 
 @functools.cache  # once
 def _say_compiling() -> None:
-    logger.info("compiling the CPU loops, once for this installation and version (15 s or more)")
+    logger.info("compiling CPU loops, each once for this installation: at first a minute")
 
 
 class _Compiling(event.Listener):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that is granted at the end of a step, or of a change."""
+"""Ctrl-C, SIGTERM and SIGUSR1 as a wish granted at the end of a step, or of a change."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 __all__ = ["held", "interruption"]
+
+#: mpirun passes the last one on; at the others it kills its ranks within a second. Slurm sends any.
+_WISHES = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 
 
 @contextlib.contextmanager
@@ -45,7 +48,7 @@ def held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruption() -> Iterator[list[str]]:
-    """Within this context the first SIGINT or SIGTERM goes to the list that it gives, by name.
+    """Within this context the first SIGINT, SIGTERM or SIGUSR1 goes to the list it gives, by name.
 
     A second one acts as it would without us. In a thread other than the main one, which gets no
     signals, the list stays empty.
@@ -58,7 +61,7 @@ def interruption() -> Iterator[list[str]]:
     ['SIGTERM']
     """
     received: list[str] = []
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.getsignal(s) for s in _WISHES}
     before = {s: handler for s, handler in before.items() if handler not in (None, signal.SIG_IGN)}
     if threading.current_thread() is not threading.main_thread():
         yield received

@@ -139,8 +139,8 @@ def fit(
         scaler a gradient may, until its scale is 1. No checkpoint is written. Losses of a GPU are
         read every 20 steps.
     KeyboardInterrupt
-        After SIGINT or SIGTERM: the step in progress, with its evaluation if it has one, was
-        finished and a checkpoint saved.
+        After SIGINT, SIGTERM or SIGUSR1: the step in progress, with its evaluation if it has one,
+        was finished and a checkpoint saved.
 
     Examples
     --------

@@ -170,7 +170,7 @@ assert numba.njit(lambda x: x + 2)(1) == 3
     lines = [line for line in run.stdout.splitlines() if line.startswith("cupyrec ")]
     assert (run.returncode, run.stderr) == (0, "")
     assert lines == [
-        "cupyrec compiling the CPU loops, once for this installation and version (15 s or more)"
+        "cupyrec compiling CPU loops, each once for this installation: at first a minute"
     ]
     assert cpu.logger is logging.getLogger("cupyrec")
 

@@ -114,6 +114,23 @@ def test_others_of_a_killed_rank_say_where_they_stood(tmp_path: Path, context: s
     assert OTHER in ended.err
 
 
+def test_mpirun_passes_a_wish_on_to_all_ranks(tmp_path: Path) -> None:
+    """As it does neither Ctrl-C nor SIGTERM, at which it kills them."""
+    fault = (
+        "time.sleep(1)  # until the other listens too\n"
+        "        os.kill(os.getppid(), signal.SIGUSR1)\n"
+        "    while not wishes:\n"
+        "        time.sleep(.01)\n"
+        "    print('rank', ranks.rank, 'heard', *wishes)"
+    )
+    ended = job(tmp_path, fault, context="interruption() as wishes")
+    assert ended.code == 0
+    assert sorted(line for line in ended.out.splitlines() if "heard" in line) == [
+        "rank 0 heard SIGUSR1", "rank 1 heard SIGUSR1",
+    ]  # fmt: skip
+    assert ended.seconds < 30
+
+
 def test_a_forked_child_is_no_rank(tmp_path: Path) -> None:
     fault = (
         "child = os.fork()\n"

@@ -7,7 +7,7 @@ import pytest
 from cupyrec.interruption import held, interruption
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_the_first_signal_is_a_wish_the_second_an_order(number, capfd):
     before = signal.signal(number, obey)
     try:

@@ -90,7 +90,7 @@ def test_against_loops(optimizer_class, clip_norm, schedule):
             loss.backward()
         optimizer.step()
         truth.step(gradients)
-        assert optimizer.t == truth.t == random.step() == step + 1
+        assert optimizer.t == truth.t == random.step() == optimizer.ranks.step == step + 1
         assert all(parameter.grad is None for parameter in parameters)
     for i, parameter in enumerate(parameters):
         np.testing.assert_allclose(parameter.data, truth.values[i], rtol=1e-4, atol=1e-5)

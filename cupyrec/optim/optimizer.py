@@ -309,6 +309,7 @@ class Optimizer(ABC):
                 f"{type(self).__name__}.step: its parameters must not belong to a later optimizer "
                 f"or have moved to another device since, got {taken[0]}."
             )
+        self.ranks.step = self.t + 1  # for messages, in loops that don't say
         loss_scale = None if self.scaler is None else self.scaler.factor
         rates = [self._rates(share) for share in self.parameter_groups]
         work = {
