@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import sentence
 
-from cupyrec.metrics import auc, logloss
+from cupyrec.metrics import auc, calibration, gauc, logloss, normalized_entropy
 
 
 def auc_oracle(labels, scores):
@@ -107,3 +107,57 @@ def test_logloss_is_summed_in_float64():
     logits[0] = 1e8  # in float32 the rest would be lost in it
     expected = (1e8 + 999_999 * math.log1p(math.exp(float(logits[1])))) / 1e6
     assert logloss(np.zeros(1_000_000), logits) == pytest.approx(expected, rel=1e-13)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), few, st.integers(-3, 3)), max_size=60),
+    st.sampled_from(["i8", "f8", "U2"]),
+)
+def test_gauc_against_all_pairs_of_each_group(samples, kind):
+    labels, scores = np.array([s[0] for s in samples], bool), np.array([s[1] for s in samples], "d")
+    groups = np.array([s[2] for s in samples], "i8").astype(kind)
+    total = weight = 0
+    for group in np.unique(groups):
+        own = groups == group
+        if 0 < labels[own].sum() < own.sum():
+            total += own.sum() * auc_oracle(labels[own], scores[own])
+            weight += own.sum()
+    if weight:
+        assert gauc(labels, scores, groups) == pytest.approx(total / weight, abs=1e-14)
+    else:
+        assert math.isnan(gauc(labels, scores, groups))
+
+
+def test_gauc_of_one_group_is_auc():
+    generator = np.random.default_rng(0)
+    labels, scores = generator.random(3000) < 0.2, generator.normal(size=3000).round(2)
+    assert gauc(labels, scores, np.full(3000, -(2**63))) == pytest.approx(auc(labels, scores))
+
+
+def test_gauc_refuses():
+    with pytest.raises(ValueError, match=sentence("gauc: scores must not be NaN, got 1 of 2.")):
+        gauc(np.zeros(2), np.array([np.nan, 0]), np.zeros(2))
+    with pytest.raises(
+        ValueError, match=sentence("gauc: 'groups' must have N = 2 like 'labels', got shape (3,).")
+    ):
+        gauc(np.zeros(2), np.zeros(2), np.zeros(3))
+
+
+def test_normalized_entropy_is_one_of_the_best_constant():
+    labels = np.repeat([1.0, 0.0], [30, 70])
+    best = math.log(0.3 / 0.7)
+    assert normalized_entropy(labels, np.full(100, best)) == pytest.approx(1, abs=1e-15)
+    expected = -(0.3 * math.log(0.5) + 0.7 * math.log(0.5))
+    entropy = -(0.3 * math.log(0.3) + 0.7 * math.log(0.7))
+    assert normalized_entropy(labels, np.zeros(100)) == pytest.approx(expected / entropy)
+    for same in (np.zeros(3), np.ones(3), np.zeros(0)):
+        assert math.isnan(normalized_entropy(same, np.zeros(len(same))))
+
+
+def test_calibration_is_what_is_expected_over_what_is_seen():
+    logits = np.array([-1000, -2, 0, 3, 1000], np.float32)
+    labels = np.array([0, 1, 0.5, 0, 1])
+    expected = math.fsum([0, 1 / (1 + math.exp(2)), 0.5, 1 / (1 + math.exp(-3)), 1]) / 2.5
+    assert calibration(labels, logits) == pytest.approx(expected, rel=1e-14)
+    assert math.isnan(calibration(np.zeros(2), np.zeros(2)))
+    assert math.isnan(calibration(np.zeros(0), np.zeros(0)))
