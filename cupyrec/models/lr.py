@@ -9,6 +9,7 @@ import numpy as np
 from cupyrec import nn
 from cupyrec.graph import graphed
 from cupyrec.nn import Parameter
+from cupyrec.ops.cast import widen
 
 __all__ = ["LR", "FirstOrder"]
 
@@ -35,7 +36,7 @@ class FirstOrder(nn.Module):
         self.bias = Parameter(np.zeros(1, np.float32)) if bias else None
 
     def forward(self, dense: Any, weights: Any) -> Any:
-        total = weights.sum(axis=1)
+        total = widen(weights).sum(axis=1)
         if self.bias is not None:
             total = total + self.bias
         return total if self.weight is None else total + dense @ self.weight

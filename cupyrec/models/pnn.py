@@ -9,6 +9,7 @@ from cupyrec import errors, nn
 from cupyrec.graph import graphed
 from cupyrec.nn.interaction import side_by_side
 from cupyrec.ops.array_functions import concatenate, reshape
+from cupyrec.ops.cast import widen
 
 __all__ = ["PNN"]
 
@@ -88,6 +89,6 @@ class PNN(nn.Module):
         if self.inner:
             signals.append(self.inner(None, vectors))
         if self.outer:  # of D columns, each taken for a feature of one number
-            columns = reshape(vectors.sum(axis=1), (batch, width, 1))
+            columns = reshape(widen(vectors).sum(axis=1), (batch, width, 1))
             signals.append(self.outer(None, columns))
         return self.deep(concatenate(signals, axis=1))
