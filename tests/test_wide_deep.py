@@ -14,22 +14,9 @@ def make(num_dense=DENSE, **options):
 @pytest.mark.parametrize("num_dense", [0, DENSE])
 def test_logits_against_the_paper(num_dense):
     model = make(num_dense)
-    for parameter in model.first_order.parameters():
-        parameter.data[...] = oracle.normals(parameter.shape, seed=3)
-    batch = next(whole_model.batches(1, rows=9))
-    got = model(batch.dense, batch.ids)
-    rows = model.embedding(batch.ids).numpy().astype(np.float64)
-    assert rows.shape == (9, TABLES, 6)
-    logits = np.empty((9, 1))
-    for b in range(9):
-        vectors, weights = rows[b, :, :5], rows[b, :, 5]
-        first = weights.sum()
-        dense = batch.dense[b] if num_dense else np.empty(0)
-        if num_dense:
-            first += dense @ model.first_order.weight.data[:, 0]
-        deep = whole_model.mlp(model.deep, np.concatenate([dense, *vectors])[None])[0]
-        logits[b] = first + deep
-    np.testing.assert_allclose(got.numpy(), logits, rtol=1e-4, atol=1e-6)
+    for logit, dense, vectors, first in whole_model.samples(model, num_dense):
+        deep = whole_model.mlp(model.deep, np.concatenate([dense, *vectors])[None])[0, 0]
+        np.testing.assert_allclose(logit, first + deep, rtol=1e-4, atol=1e-6)
 
 
 def test_few_rows():

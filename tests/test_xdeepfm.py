@@ -17,38 +17,26 @@ def make(num_dense=DENSE, **options):
 def test_logits_against_the_paper(num_dense, split_half):
     """Equation 6, feature map by feature map."""
     model = make(num_dense, split_half=split_half)
-    for parameter in (*model.first_order.parameters(), *model.interaction.biases):
-        parameter.data[...] = oracle.normals(parameter.shape, seed=3)
-    batch = next(whole_model.batches(1, rows=9))
-    got = model(batch.dense, batch.ids)
-    rows = model.embedding(batch.ids).numpy().astype(np.float64)
-    logits = np.empty((9, 1))
-    for b in range(9):
-        x0, weights = rows[b, :, :5], rows[b, :, 5]
+    for bias in model.interaction.biases:
+        bias.data[...] = oracle.normals(bias.shape, seed=3)
+    for logit, dense, x0, first in whole_model.samples(model, num_dense):
         x, pooled = x0, []
         for number, (weight, bias) in enumerate(
             zip(model.interaction.weights, model.interaction.biases, strict=True)
         ):
+            products = [np.outer(a, b) for a, b in zip(x.T, x0.T, strict=True)]  # column by column
             maps = [
-                sum(
-                    weight.data[o, i, j] * x[i] * x0[j]
-                    for i in range(len(x))
-                    for j in range(TABLES)
-                )
-                for o in range(len(weight.data))
+                [(w * p).sum() + c for p in products]
+                for w, c in zip(weight.data, bias.data, strict=True)
             ]
-            maps = np.maximum(np.array(maps) + bias.data[:, None], 0)
+            maps = np.maximum(maps, 0)
             cut = len(maps) // 2 if split_half and number < 2 else 0
             pooled += list(maps[cut:].sum(axis=1))
             x = maps[:cut] if cut else maps
-        dense = batch.dense[b] if num_dense else np.empty(0)
-        first = weights.sum()
-        if num_dense:
-            first += dense @ model.first_order.weight.data[:, 0]
-        deep = whole_model.mlp(model.deep, np.concatenate([dense, *x0])[None])[0]
-        logits[b] = first + whole_model.mlp(model.head, np.array([pooled]))[0] + deep
-    assert model.interaction.width == len(pooled)
-    np.testing.assert_allclose(got.numpy(), logits, rtol=1e-4, atol=1e-5)
+        assert model.interaction.width == len(pooled)
+        explicit = whole_model.mlp(model.head, np.array([pooled]))[0, 0]
+        deep = whole_model.mlp(model.deep, np.concatenate([dense, *x0])[None])[0, 0]
+        np.testing.assert_allclose(logit, first + explicit + deep, rtol=1e-4, atol=1e-5)
 
 
 def test_few_rows():

@@ -102,3 +102,22 @@ def count(model: nn.Module, rows: int) -> int:
     """Numbers that are learnt, of `rows` ids in all tables together."""
     dense = sum(array.size for array in model.state_dict().values())
     return dense + rows * model.embedding.group.width
+
+
+def samples(model: nn.Module, num_dense: int, rows: int = 9):
+    """Yield of each sample its logit, and in float64 dense features, vectors and sum of weights.
+
+    Of models whose rows have an id's vector and its weight; the dense features' weights are set.
+    """
+    if num_dense:
+        weight = model.first_order.weight
+        weight.data[...] = oracle.normals(weight.shape, seed=3)
+    batch = next(batches(1, rows))
+    logits = model(batch.dense, batch.ids).numpy()
+    found = model.embedding(batch.ids).numpy().astype(np.float64)
+    for b in range(rows):
+        dense = batch.dense[b].astype(np.float64) if num_dense else np.empty(0)
+        first = found[b, :, -1].sum()
+        if num_dense:
+            first += dense @ weight.data[:, 0]
+        yield logits[b, 0], dense, found[b, :, :-1], first

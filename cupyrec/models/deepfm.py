@@ -6,26 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from cupyrec import nn
-from cupyrec.graph import graphed
-from cupyrec.models.fm import FM
-from cupyrec.nn.interaction import side_by_side
+from cupyrec.models.wide_deep import WideDeep
 
 __all__ = ["DeepFM"]
 
 
-class DeepFM(FM):
+class DeepFM(WideDeep):
     """First order, dot products of all pairs of embeddings, and an MLP.
 
     dense (B, num_dense) float32, ids (B, num_tables) int64 -> logits (B, 1).
 
     Parameters
     ----------
-    num_dense, num_tables, embedding_dim, embedding_dtype
-        See `FM`; dense features go to the MLP too.
-    deep : sequence of int
-        Hidden layers of the MLP.
-    dropout : float
-        Rate in them.
+    num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype
+        See `WideDeep`.
 
     Raises
     ------
@@ -40,8 +34,6 @@ class DeepFM(FM):
     (4, 1)
     """
 
-    bias = False  # the MLP has one
-
     def __init__(
         self,
         num_dense: int = 13,
@@ -51,13 +43,8 @@ class DeepFM(FM):
         dropout: float = 0.0,
         embedding_dtype: str = "float32",
     ) -> None:
-        super().__init__(num_dense, num_tables, embedding_dim, embedding_dtype)
-        self.num_dense = num_dense
-        width = num_dense + num_tables * embedding_dim
-        self.deep = nn.FusedMLP(width, deep, 1, dropout, skip_final_activation=True)
+        super().__init__(num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype)
+        self.interaction = nn.FusedDotInteraction(pooling="sum", output_concat=False)
 
-    @graphed
-    def _towers(self, dense: Any, rows: Any) -> Any:
-        vectors, weights = rows[:, :, :-1], rows[:, :, -1:]
-        deep = self.deep(side_by_side(dense if self.num_dense else None, vectors))
-        return self.first_order(dense, weights) + self.interaction(None, vectors) + deep
+    def _logits(self, dense: Any, vectors: Any, weights: Any) -> Any:
+        return super()._logits(dense, vectors, weights) + self.interaction(None, vectors)

@@ -40,8 +40,6 @@ class FM(nn.Module):
     (4, 1)
     """
 
-    bias = True  # there is no other
-
     def __init__(
         self,
         num_dense: int = 13,
@@ -49,9 +47,9 @@ class FM(nn.Module):
         embedding_dim: int = 16,
         embedding_dtype: str = "float32",
     ) -> None:
-        width = errors.positive(type(self).__name__, "embedding_dim", embedding_dim) + 1
+        width = errors.positive("FM", "embedding_dim", embedding_dim) + 1
         self.embedding = nn.MultiTableEmbedding(num_tables, width, dtype=embedding_dtype)
-        self.first_order = FirstOrder(num_dense, self.bias)
+        self.first_order = FirstOrder(num_dense)
         self.interaction = nn.FusedDotInteraction(pooling="sum", output_concat=False)
 
     def forward(self, dense: Any, ids: Any) -> Any:

@@ -55,7 +55,7 @@ class WideDeep(nn.Module):
         dropout: float = 0.0,
         embedding_dtype: str = "float32",
     ) -> None:
-        dim = errors.positive("WideDeep", "embedding_dim", embedding_dim)
+        dim = errors.positive(type(self).__name__, "embedding_dim", embedding_dim)
         self.num_dense, width = num_dense, num_dense + num_tables * dim
         self.embedding = nn.MultiTableEmbedding(num_tables, dim + 1, dtype=embedding_dtype)
         self.first_order = FirstOrder(num_dense, bias=False)  # the MLP has one
@@ -69,6 +69,8 @@ class WideDeep(nn.Module):
 
     @graphed
     def _towers(self, dense: Any, rows: Any) -> Any:
-        vectors, weights = rows[:, :, :-1], rows[:, :, -1:]
+        return self._logits(dense, rows[:, :, :-1], rows[:, :, -1:])
+
+    def _logits(self, dense: Any, vectors: Any, weights: Any) -> Any:
         deep = self.deep(side_by_side(dense if self.num_dense else None, vectors))
         return self.first_order(dense, weights) + deep

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cupyrec import nn
-from cupyrec.graph import graphed
 from cupyrec.models.wide_deep import WideDeep
-from cupyrec.nn.interaction import side_by_side
 
 __all__ = ["XDeepFM"]
 
@@ -20,17 +18,13 @@ class XDeepFM(WideDeep):
 
     Parameters
     ----------
-    num_dense, num_tables, embedding_dim, embedding_dtype
+    num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype
         See `WideDeep`.
     maps : sequence of int
         Feature maps of each layer of the compressed interaction network; those of layer l are of
         products of l + 2 embeddings.
     split_half : bool
         Whether of each layer but the last one half goes on, and the other half comes out.
-    deep : sequence of int
-        Hidden layers of the MLP.
-    dropout : float
-        Rate in them.
 
     Raises
     ------
@@ -60,9 +54,6 @@ class XDeepFM(WideDeep):
         self.interaction = nn.CompressedInteraction(num_tables, maps, split_half)
         self.head = nn.FusedMLP(self.interaction.width, [], 1, skip_final_activation=True)
 
-    @graphed
-    def _towers(self, dense: Any, rows: Any) -> Any:
-        vectors, weights = rows[:, :, :-1], rows[:, :, -1:]
-        deep = self.deep(side_by_side(dense if self.num_dense else None, vectors))
+    def _logits(self, dense: Any, vectors: Any, weights: Any) -> Any:
         explicit = self.head(self.interaction(vectors))
-        return self.first_order(dense, weights) + explicit + deep
+        return super()._logits(dense, vectors, weights) + explicit
