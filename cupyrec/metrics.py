@@ -44,19 +44,11 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
         raise ValueError(f"auc: scores must not be NaN, got {int(np.isnan(scores).sum())} of {n}.")
     positive = labels > 0.5
     positives = int(positive.sum())
-    negatives = n - positives
-    if not positives or not negatives:
+    if positives in (0, n):
         logger.warning("auc: labels are all of one class (%d of %d positive)", positives, n)
         return float("nan")
     order = np.argsort(scores, kind="stable")
-    ordered = scores[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])  # of runs of equal scores
-    ends = np.r_[starts[1:], n]
-    positives_in_run = np.add.reduceat(positive[order].astype(np.int64), starts)
-    # Mean rank of a run, times its positives; ranks count from 1, so a run's mean is exact in
-    # half units, and integers up to 2^53 are exact.
-    rank_sum = float((positives_in_run * (starts + 1 + ends)).sum()) / 2
-    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+    return float(_aucs(positive[order], scores[order], np.zeros(1, np.int64))[0])
 
 
 def gauc(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> float:
@@ -96,24 +88,34 @@ def gauc(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> float:
     if np.isnan(scores).any():
         raise ValueError(f"gauc: scores must not be NaN, got {int(np.isnan(scores).sum())} of {n}.")
     order = np.lexsort((scores, groups))
-    scores, groups, positive = scores[order], groups[order], labels[order] > 0.5
-    other = np.r_[True, groups[1:] != groups[:-1]][:n]
-    firsts = np.flatnonzero(other)  # of groups
-    starts = np.flatnonzero(other | np.r_[True, scores[1:] != scores[:-1]][:n])  # of equal scores
-    sizes = np.diff(np.r_[firsts, n])
-    positives, ranks = np.zeros((2, len(firsts)))
+    groups = groups[order]
+    firsts = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]][:n])
     if n:
-        group = np.cumsum(other)[starts] - 1  # of each run of equal scores
-        in_run = np.add.reduceat(positive.astype(np.int64), starts)
-        twice_mean = starts + np.r_[starts[1:], n] + 1 - 2 * firsts[group]  # ranks count from 1
-        positives = np.bincount(group, in_run)
-        ranks = np.bincount(group, in_run * twice_mean) / 2
-    both = (positives > 0) & (positives < sizes)
-    if not both.any():
-        logger.warning("gauc: no group has labels of both classes, of %d", len(firsts))
-        return float("nan")
-    p, size, rank = positives[both], sizes[both], ranks[both]
-    return float(np.average((rank - p * (p + 1) / 2) / (p * (size - p)), weights=size))
+        aucs = _aucs(labels[order] > 0.5, scores[order], firsts)
+        has_both = ~np.isnan(aucs)
+        if has_both.any():
+            sizes = np.diff(np.r_[firsts, n])
+            return float(np.average(aucs[has_both], weights=sizes[has_both]))
+    logger.warning("gauc: no group has labels of both classes, of %d", len(firsts))
+    return float("nan")
+
+
+def _aucs(positive: np.ndarray, scores: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+    """The AUC of each group, NaN for one class; groups begin at `firsts`, sorted by score each."""
+    n = len(scores)
+    begins = np.r_[True, scores[1:] != scores[:-1]]
+    begins[firsts] = True
+    starts = np.flatnonzero(begins)  # of runs of equal scores
+    first_runs = np.searchsorted(starts, firsts)
+    in_group = starts - np.repeat(firsts, np.diff(np.r_[first_runs, len(starts)]))
+    # A run's mean rank, counted from 1, is exact in half units, and integers up to 2^63 are exact.
+    twice_mean = 2 * in_group + np.diff(np.r_[starts, n]) + 1
+    in_run = np.add.reduceat(positive.astype(np.int64), starts)
+    twice_ranks = np.add.reduceat(in_run * twice_mean, first_runs)
+    positives = np.add.reduceat(in_run, first_runs)
+    pairs = positives * (np.diff(np.r_[firsts, n]) - positives)
+    with np.errstate(invalid="ignore"):
+        return (twice_ranks - positives * (positives + 1)) / 2 / pairs
 
 
 def logloss(labels: np.ndarray, logits: np.ndarray) -> float:
