@@ -113,12 +113,7 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int j = 0; j < HELD; ++j) {
                 const int at = start + j * SPAN + column;
                 if (at >= COLUMNS) break;
-                if (LOOPS && turn > blockIdx.x * turns) {
-                    dweight[j] = load<VECTOR>(part + at);
-                    dbias[j] = load<VECTOR>(part + COLUMNS + at);
-                } else if (LOOPS) {
-                    dweight[j] = dbias[j] = {};
-                }
+                if (LOOPS) kept_sums(part, at, turn == blockIdx.x * turns, dweight[j], dbias[j]);
 #pragma unroll
                 for (int l = 0; l < VECTOR; ++l) {
                     dweight[j].at[l] = fmaf(sums[0], values[j].at[l], dweight[j].at[l]);

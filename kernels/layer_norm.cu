@@ -152,12 +152,7 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int j = 0; j < HELD; ++j) {
                 const int at = start + j * SPAN + column;
                 if (at >= COLUMNS) break;
-                if (LOOPS && turn > blockIdx.x * turns) {
-                    dweight[j] = load<VECTOR>(part + at);
-                    dbias[j] = load<VECTOR>(part + COLUMNS + at);
-                } else if (LOOPS) {
-                    dweight[j] = dbias[j] = {};
-                }
+                if (LOOPS) kept_sums(part, at, turn == blockIdx.x * turns, dweight[j], dbias[j]);
                 Piece values;
 #pragma unroll
                 for (int l = 0; l < VECTOR; ++l) {

@@ -48,6 +48,16 @@ __device__ __forceinline__ void read(const float* row, bool there, int start,
     }
 }
 
+// Two sums of a row's columns as they lie in `part`, where rows are too long to be held; 0 at
+// first.
+__device__ __forceinline__ void kept_sums(const float* part, int at, bool first, Piece& one,
+                                          Piece& other) {
+    one = other = {};
+    if (first) return;
+    one = load<VECTOR>(part + at);
+    other = load<VECTOR>(part + COLUMNS + at);
+}
+
 // Add up two sums a column over the rows of a block, by shuffles, then over warps in order; the
 // (2, COLUMNS) of `part` are theirs. For rows that are held as a whole.
 __device__ __forceinline__ void add_rows(float* part, Piece (&first)[HELD], Piece (&second)[HELD]) {
