@@ -165,6 +165,21 @@ def number(where: str, name: str, value: Any) -> float:
     return float(value)
 
 
+def same_dtype(where: str, *allowed: Any, **arrays: Any) -> None:
+    """Raise TypeError unless the first array has one of the allowed dtypes, and all others its own.
+
+    Examples
+    --------
+    >>> same_dtype("f", np.float32, x=np.zeros(3, np.float32), weight=np.zeros(3))
+    Traceback (most recent call last):
+        ...
+    TypeError: f: 'weight' must be float32, got float64.
+    """
+    for name, array in arrays.items():
+        dtype(where, name, array, *allowed)
+        allowed = (array.dtype,)
+
+
 def positive(where: str, name: str, value: Any) -> int:
     """Return `value` as an int of at least 1; ValueError or TypeError otherwise.
 

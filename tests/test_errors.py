@@ -117,3 +117,12 @@ def test_vectors():
     ]:
         with pytest.raises(error, match=oracle.sentence(text)):
             errors.vectors("f", w=x, g=other)
+
+
+def test_all_arrays_must_have_the_dtype_of_the_first():
+    x, wide = np.zeros(3, np.float32), np.zeros(3)
+    errors.same_dtype("f", np.float32, np.float64, x=wide, y=wide)
+    with pytest.raises(TypeError, match=oracle.sentence("f: 'y' must be float32, got float64.")):
+        errors.same_dtype("f", np.float32, np.float64, x=x, y=wide)
+    with pytest.raises(TypeError, match=oracle.sentence("f: 'x' must be float32, got float64.")):
+        errors.same_dtype("f", np.float32, x=wide, y=wide)

@@ -268,13 +268,13 @@ def compressed_interaction(
     raw = [a.data if isinstance(a, Tensor) else a for a in (x, x0, weight, bias)]
     xp = arrays.namespace(_NAME, *raw)
     half = half_type(_NAME, amp)
-    wide = [np.float64] if xp is np and half is None else []
-    errors.dtype(_NAME, "x", raw[0], np.float32, *wide)
-    names = "x", "x0", "weight", "bias"
-    for name, array in zip(names[1:], raw[1:], strict=True):
-        errors.dtype(_NAME, name, array, raw[0].dtype)
-    axes = dict(zip(names, zip(raw, ("R H", "R M", "O H M", "O"), strict=True), strict=True))
-    if 0 in errors.axes(_NAME, **axes)[1:]:
+    floats = (np.float32, np.float64) if xp is np and half is None else (np.float32,)
+    errors.same_dtype(_NAME, *floats, x=raw[0], x0=raw[1], weight=raw[2], bias=raw[3])
+    sizes = errors.axes(
+        _NAME, x=(raw[0], "R H"), x0=(raw[1], "R M"), weight=(raw[2], "O H M"),
+        bias=(raw[3], "O"),
+    )  # fmt: skip
+    if 0 in sizes[1:]:
         raise ValueError(f"{_NAME}: O, H and M must be at least 1, got shape {raw[2].shape}.")
     op = _CompressedInteraction if xp is np else _CompressedInteractionOnDevice
     return op.apply(x, x0, weight, bias, amp=half)

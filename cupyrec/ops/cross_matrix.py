@@ -232,13 +232,13 @@ def cross_matrix(
     raw = [a.data if isinstance(a, Tensor) else a for a in (x, x0, weight, bias)]
     xp = arrays.namespace("cross_matrix", *raw)
     half = half_type("cross_matrix", amp)
-    wide = [np.float64] if xp is np and half is None else []
-    errors.dtype("cross_matrix", "x", raw[0], np.float32, *wide)
-    names = "x", "x0", "weight", "bias"
-    for name, array in zip(names[1:], raw[1:], strict=True):
-        errors.dtype("cross_matrix", name, array, raw[0].dtype)
-    axes = dict(zip(names, zip(raw, ("B N", "B N", "N N", "N"), strict=True), strict=True))
-    if 0 in errors.axes("cross_matrix", **axes)[1:]:
+    floats = (np.float32, np.float64) if xp is np and half is None else (np.float32,)
+    errors.same_dtype("cross_matrix", *floats, x=raw[0], x0=raw[1], weight=raw[2], bias=raw[3])
+    sizes = errors.axes(
+        "cross_matrix", x=(raw[0], "B N"), x0=(raw[1], "B N"), weight=(raw[2], "N N"),
+        bias=(raw[3], "N"),
+    )  # fmt: skip
+    if 0 in sizes[1:]:
         raise ValueError(f"cross_matrix: N must be at least 1, got shape {raw[0].shape}.")
     op = _CrossMatrix if xp is np else _CrossMatrixOnDevice
     return op.apply(x, x0, weight, bias, amp=half, tf32=tf32)

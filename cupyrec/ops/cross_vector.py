@@ -171,11 +171,12 @@ def cross_vector(x: Any, x0: Any, weight: Any, bias: Any) -> Any:
     """
     raw = [a.data if isinstance(a, Tensor) else a for a in (x, x0, weight, bias)]
     xp = arrays.namespace("cross_vector", *raw)
-    errors.dtype("cross_vector", "x", raw[0], np.float32, *([np.float64] if xp is np else []))
-    names = "x", "x0", "weight", "bias"
-    for name, array in zip(names[1:], raw[1:], strict=True):
-        errors.dtype("cross_vector", name, array, raw[0].dtype)
-    axes = dict(zip(names, zip(raw, ("B N", "B N", "N", "N"), strict=True), strict=True))
-    if 0 in errors.axes("cross_vector", **axes)[1:]:
+    floats = (np.float32, np.float64) if xp is np else (np.float32,)
+    errors.same_dtype("cross_vector", *floats, x=raw[0], x0=raw[1], weight=raw[2], bias=raw[3])
+    sizes = errors.axes(
+        "cross_vector", x=(raw[0], "B N"), x0=(raw[1], "B N"), weight=(raw[2], "N"),
+        bias=(raw[3], "N"),
+    )  # fmt: skip
+    if 0 in sizes[1:]:
         raise ValueError(f"cross_vector: N must be at least 1, got shape {raw[0].shape}.")
     return _CrossVector.apply(x, x0, weight, bias)

@@ -191,9 +191,8 @@ def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
     """
     raw = [a.data if isinstance(a, Tensor) else a for a in (x, weight, bias)]
     xp = arrays.namespace("layer_norm", *raw)
-    errors.dtype("layer_norm", "x", raw[0], np.float32, *([np.float64] if xp is np else []))
-    errors.dtype("layer_norm", "weight", raw[1], raw[0].dtype)
-    errors.dtype("layer_norm", "bias", raw[2], raw[0].dtype)
+    floats = (np.float32, np.float64) if xp is np else (np.float32,)
+    errors.same_dtype("layer_norm", *floats, x=raw[0], weight=raw[1], bias=raw[2])
     (columns,) = errors.axes("layer_norm", weight=(raw[1], "N"), bias=(raw[2], "N"))
     if columns == 0 or raw[0].shape[-1:] != (columns,):
         raise ValueError(
