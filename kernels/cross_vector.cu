@@ -20,16 +20,9 @@ extern "C" __global__ void __launch_bounds__(256)
     const int column = threadIdx.x % LANES * VECTOR;
     const int64_t first = int64_t(blockIdx.x) * (GROUPS * ROWS) + threadIdx.x / LANES;
     Piece pieces[ROWS][HELD];
-    const auto read_all = [&](int start) {
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            const int64_t row = first + i * GROUPS;
-            read(x + row * COLUMNS, row < b, start, pieces[i]);
-        }
-    };
     float sums[ROWS] = {};
     for (int start = 0; start < COLUMNS; start += CAPACITY) {
-        read_all(start);
+        read_rows(x, first, b, start, pieces);
 #pragma unroll
         for (int j = 0; j < HELD; ++j) {
             const int at = start + j * SPAN + column;
@@ -51,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (column == 0 && row < b) products[row] = sums[i];
     }
     for (int start = 0; start < COLUMNS; start += CAPACITY) {
-        if (LOOPS) read_all(start);
+        if (LOOPS) read_rows(x, first, b, start, pieces);
 #pragma unroll
         for (int j = 0; j < HELD; ++j) {
             const int at = start + j * SPAN + column;

@@ -27,16 +27,9 @@ extern "C" __global__ void __launch_bounds__(256)
     const int column = threadIdx.x % LANES * VECTOR;
     const int64_t first = int64_t(blockIdx.x) * (GROUPS * ROWS) + threadIdx.x / LANES;
     Piece pieces[ROWS][HELD];
-    const auto read_all = [&](int start) {
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            const int64_t row = first + i * GROUPS;
-            read(x + row * COLUMNS, row < b, start, pieces[i]);
-        }
-    };
     float means[ROWS] = {}, squares[ROWS] = {};
     for (int start = 0; start < COLUMNS; start += CAPACITY) {
-        read_all(start);
+        read_rows(x, first, b, start, pieces);
         const float count = COLUMNS - start < CAPACITY ? COLUMNS - start : CAPACITY;
         float sums[ROWS] = {}, centred[2 * ROWS] = {};
 #pragma unroll
@@ -84,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256)
         }
     }
     for (int start = 0; start < COLUMNS; start += CAPACITY) {
-        if (LOOPS) read_all(start);
+        if (LOOPS) read_rows(x, first, b, start, pieces);
 #pragma unroll
         for (int j = 0; j < HELD; ++j) {
             const int at = start + j * SPAN + column;

@@ -48,6 +48,16 @@ __device__ __forceinline__ void read(const float* row, bool there, int start,
     }
 }
 
+// The same of ROWS rows at once: `first`, and others GROUPS apart, of which there are `rows`.
+__device__ __forceinline__ void read_rows(const float* x, int64_t first, int64_t rows, int start,
+                                          Piece (&pieces)[ROWS][HELD]) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        const int64_t row = first + i * GROUPS;
+        read(x + row * COLUMNS, row < rows, start, pieces[i]);
+    }
+}
+
 // Two sums of a row's columns as they lie in `part`, where rows are too long to be held; 0 at
 // first.
 __device__ __forceinline__ void kept_sums(const float* part, int at, bool first, Piece& one,
