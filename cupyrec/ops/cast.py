@@ -18,7 +18,7 @@ from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.halves import value_macros
 
-__all__ = ["cast", "cast_array", "cast_matrices", "padded", "padded_width", "widen"]
+__all__ = ["cast", "cast_array", "cast_matrices", "padded", "padded_width", "rounded", "widen"]
 
 _PIECE = 8  # numbers a thread
 
@@ -224,3 +224,14 @@ def widen(x: Any) -> Any:
     (array([1., 1.], dtype=float32), array([1.]))
     """
     return cast(x, np.float32) if x.dtype in arrays.HALVES else x
+
+
+def rounded(x: np.ndarray, half: np.dtype | None) -> np.ndarray:
+    """Return x of the CPU as float32 that is rounded to a type of 16 bits; itself for None.
+
+    Examples
+    --------
+    >>> rounded(np.array([0.1], np.float32), np.dtype(np.float16))
+    array([0.09997559], dtype=float32)
+    """
+    return x if half is None else cast_array(x, half).astype(np.float32)

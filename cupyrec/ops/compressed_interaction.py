@@ -27,7 +27,7 @@ from cupyrec import arrays, cpu, cublaslt, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.cublaslt import Epilogue
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
-from cupyrec.ops.cast import cast_array, cast_matrices, padded, padded_width
+from cupyrec.ops.cast import cast_matrices, padded, padded_width, rounded
 from cupyrec.ops.fused_mlp import matmul_block
 from cupyrec.ops.halves import half_type, value_macros
 
@@ -76,8 +76,8 @@ class _CompressedInteraction(Function):
 
     def forward(self, x, x0, weight, bias, amp):
         self.x, self.x0 = np.ascontiguousarray(x), np.ascontiguousarray(x0)
-        self.amp, self.shape = amp, weight.shape
-        self.weight = self._rounded(np.ascontiguousarray(weight).reshape(len(weight), -1))
+        self.amp = amp
+        self.weight = rounded(np.ascontiguousarray(weight).reshape(len(weight), -1), amp)
         rows, products = len(x), self.weight.shape[1]
         self.size = max(32, min(_BLOCK // products, 512))
         self.y = arrays.empty((rows, len(weight)), x.dtype)
@@ -91,18 +91,15 @@ class _CompressedInteraction(Function):
             cpu.parallel(block, rows, self.size)
         return self.y
 
-    def _rounded(self, x):
-        return x if self.amp is None else cast_array(x, self.amp).astype(np.float32)
-
     def _products(self, i: int, j: int) -> np.ndarray:
         p = np.empty((j - i, self.weight.shape[1]), self.x.dtype)
         _products_cpu(self.x[i:j], self.x0[i:j], p)
-        return self._rounded(p)
+        return rounded(p, self.amp)
 
     @np.errstate(over="ignore", invalid="ignore")  # the optimizer tells of them
     def backward(self, dy):
         rows, (outputs, products) = len(dy), self.weight.shape
-        dz = self._rounded(np.where(self.y > 0, dy, dy.dtype.type(0)))
+        dz = rounded(np.where(self.y > 0, dy, dy.dtype.type(0)), self.amp)
         dx, dx0 = arrays.empty(self.x.shape, dy.dtype), arrays.empty(self.x0.shape, dy.dtype)
         size = self.size * max(1, -(-rows // (_PARTS * self.size)))  # of so many blocks
         parts = np.zeros((-(-rows // size), outputs, products), dy.dtype)

@@ -25,7 +25,7 @@ from cupyrec import arrays, cpu, cublaslt, errors, streams
 from cupyrec.autograd import Function, Tensor
 from cupyrec.cublaslt import Epilogue
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
-from cupyrec.ops.cast import cast_array, cast_matrices, padded, padded_width
+from cupyrec.ops.cast import cast_matrices, padded, padded_width, rounded
 from cupyrec.ops.fused_mlp import matmul_block, row_block, weight_cuts
 from cupyrec.ops.halves import half_type, value_macros
 
@@ -47,17 +47,13 @@ def _backward_cpu(dy, z, x0, dz, dx0):
             dx0[b, n] = dy[b, n] * z[b, n]
 
 
-def _rounded(x: np.ndarray, amp: np.dtype | None) -> np.ndarray:
-    return x if amp is None else cast_array(x, amp).astype(np.float32)
-
-
 class _CrossMatrix(Function):
     """With `amp`, arrays of float32 hold what is rounded to 16 bits."""
 
     def forward(self, x, x0, weight, bias, amp, tf32):
         self.amp, rows, columns = amp, *x.shape
         x, self.x0, bias = map(np.ascontiguousarray, (x, x0, bias))
-        self.x, self.weight = _rounded(x, amp), _rounded(np.ascontiguousarray(weight), amp)
+        self.x, self.weight = rounded(x, amp), rounded(np.ascontiguousarray(weight), amp)
         self.z, y = arrays.empty(x.shape, x.dtype), arrays.empty(x.shape, x.dtype)
 
         def block(i: int, j: int) -> None:
@@ -81,7 +77,7 @@ class _CrossMatrix(Function):
 
         def block(i: int, j: int) -> None:
             _backward_cpu(dy[i:j], self.z[i:j], self.x0[i:j], dz[i:j], dx0[i:j])
-            dz[i:j] = _rounded(dz[i:j], self.amp)
+            dz[i:j] = rounded(dz[i:j], self.amp)
             np.sum(dz[i:j], axis=0, out=sums[i // size])
             matmul_block(dz[i:j], self.weight, dx[i:j])
             dx[i:j] += dy[i:j]

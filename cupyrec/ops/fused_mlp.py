@@ -34,7 +34,7 @@ import numpy as np
 from cupyrec import arrays, cpu, cublaslt, errors, streams
 from cupyrec.autograd import Function, Tensor
 from cupyrec.cublaslt import Epilogue
-from cupyrec.ops.cast import cast_array, cast_matrices, padded, padded_width
+from cupyrec.ops.cast import cast_array, cast_matrices, padded, padded_width, rounded
 from cupyrec.ops.halves import half_type
 from cupyrec.ops.relu_dropout import (
     Dropout,
@@ -106,13 +106,13 @@ class _FusedMLP(Function):
 
     def forward(self, x, *parameters, dropouts, linear_output, tf32, amp, halves):
         self.amp, self.given = amp, x.dtype
-        self.weights = [self._rounded(w) for w in parameters[0::2]]
+        self.weights = [rounded(w, amp) for w in parameters[0::2]]
         columns = self.weights[0].shape[1]
         self.filling = x.shape[1] - columns
-        x = self._rounded(np.ascontiguousarray(x[:, :columns]))
+        x = rounded(np.ascontiguousarray(x[:, :columns]), amp)
         self.biases = [np.ascontiguousarray(b) for b in parameters[1::2]]
         hidden = len(self.biases) - linear_output
-        self.biases[:hidden] = map(self._rounded, self.biases[:hidden])
+        self.biases[:hidden] = [rounded(b, amp) for b in self.biases[:hidden]]
         self.dropouts, self.linear_output = dropouts, linear_output
         rows = x.shape[0]
         self.x = [x]
@@ -136,9 +136,6 @@ class _FusedMLP(Function):
         with cpu.serial_blas():
             cpu.parallel(block, rows, self.row_block)
         return self.x[-1] if linear_output or amp is None else cast_array(self.x[-1], amp)
-
-    def _rounded(self, x):
-        return x if self.amp is None else cast_array(x, self.amp).astype(np.float32)
 
     def _round(self, x):
         if self.amp is not None:
