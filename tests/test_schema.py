@@ -69,7 +69,8 @@ def test_defaults_of_the_file(tmp_path):
 
 X = '[[column]]\nname = "x"\n'
 BAD = [
-    ('delim = ","\n', ValueError, "schema: keys must be delimiter, column, got 'delim'."),
+    ('delim = ","\n', ValueError,
+     "schema: keys must be delimiter, header, quotes, column, got 'delim'."),
     ('delimiter = "::"\n' + X + 'kind = "numeric"', ValueError,
      "schema: 'delimiter' must be one of '\\t', ',', ';', '|', ' ', '\\x01', got '::'."),
     ("delimiter = 9\n" + X + 'kind = "numeric"', ValueError, "'delimiter' must be one of"),
@@ -79,7 +80,7 @@ BAD = [
     ("column = 3", TypeError, "schema: 'column' must be [[column]] tables, got 3."),
     ("column = [3]", TypeError, "schema: 'column' must be [[column]] tables, got [3]."),
     (X + 'kind = "number"', ValueError,
-     "column 'x': 'kind' must be one of label, numeric, categorical, ignore, got 'number'."),
+     "'kind' must be one of label, numeric, categorical, weight, ignore, got 'number'."),
     (X + "kind = []", ValueError, "column 'x': 'kind' must be one of"),
     (X, ValueError, "column 'x': 'kind' must be given, got {'name': 'x'}."),
     ('[[column]]\nkind = "label"', ValueError, "column 1: 'name' must be given"),
@@ -87,7 +88,7 @@ BAD = [
      "column 3: 'name' must be a string, got 3."),
     ('[[column]]\nname = ""\nkind = "label"', ValueError, "column '': 'name' must be printable"),
     (X + 'kind = "numeric"\nbucket = true', ValueError,
-     "column 'x': keys must be name, kind, encoding, transform, buckets, got 'bucket'."),
+     "keys must be name, kind, encoding, transform, buckets, bag, separator, got 'bucket'."),
     (X + 'kind = "categorical"', ValueError,
      "column 'x': 'encoding' must be one of hex, integer, string, got None."),
     (X + 'kind = "categorical"\nencoding = "HEX"', ValueError, "'encoding' must be one of"),
@@ -105,8 +106,8 @@ BAD = [
      "column 'x': a name must occur once, got it twice."),
     (X + 'kind = "numeric"\nbuckets = true\n[[column]]\nname = "x bucket"\nkind = "ignore"',
      ValueError, "column 'x bucket': a name must occur once, got it twice."),
-    (X + 'kind = "label"\n[[column]]\nname = "y"\nkind = "label"', ValueError,
-     "column 'y': 'kind' may be label once, got it twice."),
+    (X + 'kind = "weight"\n[[column]]\nname = "y"\nkind = "weight"', ValueError,
+     "column 'y': 'kind' may be weight once, got it twice."),
 ]  # fmt: skip
 
 

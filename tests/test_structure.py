@@ -23,7 +23,7 @@ MAX_LINES = 450
 # Lower never imports higher; "cupyrec" is the namespace of cupyrec/__init__.py.
 LAYERS = (
     "activity errors < loop_cache < cpu < cublaslt_library nvrtc < sim < arrays"
-    " < huge_pages interruption random kernel scratch cublaslt streams timeline"
+    " < huge_pages interruption random kernel ragged scratch cublaslt streams timeline"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
     " checkpoint_import checkpoint_reshard checkpoint_shards config data inference metrics"
@@ -31,7 +31,7 @@ LAYERS = (
     " < cupyrec < checkpoint_commands cli commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
-READS_ONLY = {"data": {"activity", "errors", "cpu", "arrays", "data"}}
+READS_ONLY = {"data": {"activity", "errors", "cpu", "arrays", "ragged", "data"}}
 
 ANYWHERE = {"ml_dtypes", "numba", "numpy"}
 ABOVE_MODELS = {"pyarrow", "safetensors", "tqdm"}

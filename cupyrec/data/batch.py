@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from cupyrec import arrays
+from cupyrec.ragged import Bags
 
 __all__ = ["Batch", "share_of"]
 
@@ -18,8 +21,11 @@ class Batch:
     Attributes
     ----------
     dense : (B, num_dense) float32
-    ids : (B, num_tables) int64
-    labels : (B, 1) float32, or None where they are not known
+    ids : (B, num_tables) int64, or Bags of num_tables fields
+    labels : (B, T) float32, or None where they are not known
+        Of T tasks, most often one.
+    weights : (B, T) float32, optional
+        Factors of the samples' losses, 1 by default.
     first : int
         Number of its first row among those of the step, of which other ranks may have some.
     total : int, optional
@@ -32,10 +38,11 @@ class Batch:
     """
 
     dense: np.ndarray
-    ids: np.ndarray
+    ids: np.ndarray | Bags
     labels: np.ndarray | None = None
     first: int = 0
     total: int = -1
+    weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.total < 0:
@@ -58,9 +65,11 @@ class Batch:
         (3, 2)
         """
         xp = arrays.module(device)
-        columns = (self.dense, self.ids, self.labels)
-        moved = (None if c is None else arrays.copy_to(xp, c) for c in columns)
-        return Batch(*moved, self.first, self.total)
+
+        def moved(column: Any) -> Any:
+            return column.to(xp) if isinstance(column, Bags) else arrays.copy_to(xp, column)
+
+        return self._each(moved)
 
     def of_rank(self, rank: int, ranks: int) -> Batch:
         """Return a rank's rows, as views: none at all where there are more ranks than rows.
@@ -72,9 +81,54 @@ class Batch:
         [(0, 2, 5), (2, 3, 5)]
         """
         first, stop = share_of(len(self), rank, ranks)
-        columns = (self.dense, self.ids, self.labels)
-        rows = (None if c is None else c[first:stop] for c in columns)
-        return Batch(*rows, self.first + first, self.total)
+
+        def rows(column: Any) -> Any:
+            return column.part(first, stop) if isinstance(column, Bags) else column[first:stop]
+
+        return dataclasses.replace(self._each(rows), first=self.first + first)
+
+    def weighted(self, tasks: Sequence[float] = (), positives: float = 1.0) -> Batch:
+        """Return the batch, on the CPU, with its weights times those of tasks and classes.
+
+        Parameters
+        ----------
+        tasks : sequence of float
+            Factor of each task's loss; none: 1.
+        positives : float
+            Factor of the losses of samples whose label is 1.
+
+        Raises
+        ------
+        ValueError
+            Another number of tasks than labels have, or no labels.
+
+        Examples
+        --------
+        >>> labels = np.array([[0, 1], [1, 1]], np.float32)
+        >>> batch = Batch(np.zeros((2, 1), "f"), np.zeros((2, 1), np.int64), labels)
+        >>> batch.weighted(tasks=[1, 0.5], positives=3).weights.tolist()
+        [[1.0, 1.5], [3.0, 1.5]]
+        """
+        if self.labels is None:
+            raise ValueError("Batch.weighted: the batch must have labels, got none.")
+        count = self.labels.shape[1]
+        if len(tasks) not in (0, count):
+            raise ValueError(
+                f"Batch.weighted: 'tasks' must have a weight for each of {count} labels, "
+                f"got {len(tasks)}."
+            )
+        weights = np.where(self.labels > 0, np.float32(positives), np.float32(1))
+        weights *= np.asarray(tasks if len(tasks) else [1.0] * count, np.float32)
+        if self.weights is not None:
+            weights *= self.weights
+        return dataclasses.replace(self, weights=weights)
+
+    def _each(self, change: Callable[[Any], Any]) -> Batch:
+        """The batch with each of its columns that there are changed."""
+        names = "dense", "ids", "labels", "weights"
+        columns = {name: getattr(self, name) for name in names}
+        changed = {name: change(c) for name, c in columns.items() if c is not None}
+        return dataclasses.replace(self, **changed)
 
 
 def share_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Which columns a delimited file has, and what each becomes."""
+"""Which columns a log has, and what each becomes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from typing import Any
 
 __all__ = ["Column", "Schema", "criteo_schema"]
 
-_KINDS = ("label", "numeric", "categorical", "ignore")
+_KINDS = ("label", "numeric", "categorical", "weight", "ignore")
 _ENCODINGS = ("hex", "integer", "string")
 _TRANSFORMS = ("none", "log")
+_OPTIONS = ("delimiter", "header", "quotes")
 _DELIMITERS = ("\t", ",", ";", "|", " ", "\x01")
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One column of a file.
+    """One column of a log.
 
     Parameters
     ----------
     name : str
-    kind : {"label", "numeric", "categorical", "ignore"}
+    kind : {"label", "numeric", "categorical", "weight", "ignore"}
         A label is 0 or 1. A numeric column is a value of `dense`, 0.0 where its field is empty. A
-        categorical column is an id of `ids`, INT64_MIN where its field is empty.
+        categorical column is an id of `ids`, INT64_MIN where its field is empty. A weight, not
+        negative, is a factor of the sample's loss.
     encoding : {"hex", "integer", "string"}
         How a categorical field becomes an id: 1 to 16 hex digits are its bits, decimal digits its
         value; any other text is hashed (FNV-1a, 64 bits).
@@ -35,6 +37,11 @@ class Column:
     buckets : bool
         Whether a numeric column is a table too, with the ids 0 missing, 1 negative, else
         2 + floor(2 ln(1 + x)).
+    bag : bool
+        Whether a categorical column has any number of ids a row, which are pooled: a list of them,
+        or in a text file a field in which a separator stands between two.
+    separator : str
+        One ASCII character, of bags in text files.
 
     Raises
     ------
@@ -43,8 +50,8 @@ class Column:
 
     Examples
     --------
-    >>> Column("price", "numeric", transform="log")
-    Column(name='price', kind='numeric', encoding=None, transform='log', buckets=False)
+    >>> Column("price", "numeric", transform="log").transform
+    'log'
     >>> Column("item", "categorical")
     Traceback (most recent call last):
         ...
@@ -56,6 +63,8 @@ class Column:
     encoding: str | None = None
     transform: str = "none"
     buckets: bool = False
+    bag: bool = False
+    separator: str = "|"
 
     def __post_init__(self) -> None:
         where = f"column {self.name!r}"
@@ -67,10 +76,17 @@ class Column:
         if self.kind == "categorical":
             _one_of(where, "encoding", self.encoding, _ENCODINGS)
         _one_of(where, "transform", self.transform, _TRANSFORMS)
-        if not isinstance(self.buckets, bool):
-            raise TypeError(f"{where}: 'buckets' must be true or false, got {self.buckets!r}.")
+        for key in ("buckets", "bag"):
+            if not isinstance(getattr(self, key), bool):
+                raise TypeError(
+                    f"{where}: {key!r} must be true or false, got {getattr(self, key)!r}."
+                )
+        text = self.separator
+        if not isinstance(text, str) or len(text) != 1 or not text.isascii() or text in '\n\r"':
+            raise ValueError(f"{where}: 'separator' must be one ASCII character, got {text!r}.")
         for key, owner in (("encoding", "categorical"), ("transform", "numeric"),
-                           ("buckets", "numeric")):  # fmt: skip
+                           ("buckets", "numeric"), ("bag", "categorical"),
+                           ("separator", "categorical")):  # fmt: skip
             default = Column.__dataclass_fields__[key].default
             if self.kind != owner and getattr(self, key) != default:
                 raise ValueError(
@@ -87,14 +103,20 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The columns of a delimited file without header or quotes, in order.
+    """The columns of a log: of a text file without header all of them, in order.
 
     Parameters
     ----------
     columns : sequence of Column
-        At most one label, at least one feature.
+        Several labels are as many tasks; at most one weight, at least one feature.
     delimiter : str, default tab
-        Tab, space, ``,``, ``;``, ``|`` or ``\\x01``.
+        Of text files: tab, space, ``,``, ``;``, ``|`` or ``\\x01``.
+    header : bool
+        Whether the first line of a text file names its columns. They may then stand in any order,
+        and others beside them, which are ignored.
+    quotes : bool
+        Whether in text files a field that begins with ``"`` ends with the next one, a doubled one
+        within standing for one. It must end in its line.
 
     Raises
     ------
@@ -111,21 +133,35 @@ class Schema:
 
     columns: tuple[Column, ...]
     delimiter: str = "\t"
+    header: bool = False
+    quotes: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
         _one_of("schema", "delimiter", self.delimiter, _DELIMITERS)
-        labels, seen = 0, set()
+        for key in ("header", "quotes"):
+            if not isinstance(getattr(self, key), bool):
+                raise TypeError(
+                    f"schema: {key!r} must be true or false, got {getattr(self, key)!r}."
+                )
+        weights, seen = 0, set()
         for column in self.columns:
             if not isinstance(column, Column):
                 raise TypeError(f"schema: 'columns' must be Column objects, got {column!r}.")
-            labels += column.kind == "label"
+            weights += column.kind == "weight"
             for name in {column.name, column.table} - {None}:
                 if name in seen:
                     raise ValueError(f"column {name!r}: a name must occur once, got it twice.")
                 seen.add(name)
-            if labels > 1:
-                raise ValueError(f"column {column.name!r}: 'kind' may be label once, got it twice.")
+            if weights > 1:
+                raise ValueError(
+                    f"column {column.name!r}: 'kind' may be weight once, got it twice."
+                )
+            if column.bag and column.separator == self.delimiter:
+                raise ValueError(
+                    f"column {column.name!r}: 'separator' must not be the delimiter, "
+                    f"got {column.separator!r}."
+                )
         if self.num_dense + self.num_tables == 0:
             raise ValueError("schema: a column must be numeric or categorical, got none.")
 
@@ -145,12 +181,27 @@ class Schema:
         """Number of ids in a row."""
         return len(self.table_names)
 
+    @property
+    def task_names(self) -> list[str]:
+        """Names of the label columns, in order."""
+        return [column.name for column in self.columns if column.kind == "label"]
+
+    @property
+    def has_bags(self) -> bool:
+        """Whether `ids` are `cupyrec.embedding.Bags`: they are if one column is a bag."""
+        return any(column.bag for column in self.columns)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether samples have weights."""
+        return any(column.kind == "weight" for column in self.columns)
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schema:
         """Read a schema from a TOML file.
 
-        It has an optional ``delimiter`` and a ``[[column]]`` table for each column, with the keys
-        ``name``, ``kind``, ``encoding``, ``transform`` and ``buckets``.
+        It has ``delimiter``, ``header`` and ``quotes``, all optional, and a ``[[column]]`` table
+        for each column, whose keys are the parameters of `Column`.
 
         Raises
         ------
@@ -178,8 +229,11 @@ class Schema:
         ...     Schema.load(path).table_names
         ['item']
         """
-        lines = [f"delimiter = {json.dumps(self.delimiter)}"]  # JSON's escapes are TOML's too
-        for column in self.to_dict()["column"]:
+        data = self.to_dict()
+        columns = data.pop("column")
+        lines = [f"{key} = {json.dumps(value)}"  # JSON's escapes are TOML's too
+                 for key, value in data.items()]  # fmt: skip
+        for column in columns:
             lines += ["", "[[column]]"]
             lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}"
                       for key, value in column.items()]  # fmt: skip
@@ -194,9 +248,9 @@ class Schema:
         >>> Schema.from_dict({"column": [{"name": "item", "kind": "categorical", "encode": "hex"}]})
         Traceback (most recent call last):
             ...
-        ValueError: column 'item': keys must be name, kind, encoding, transform, buckets, got 'encode'.
+        ValueError: column 'item': keys must be name, kind, encoding, transform, buckets, bag, separator, got 'encode'.
         """  # noqa: E501 - an error sentence
-        _known("schema", data, ("delimiter", "column"))
+        _known("schema", data, (*_OPTIONS, "column"))
         entries = data.get("column", [])
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise TypeError(f"schema: 'column' must be [[column]] tables, got {entries!r}.")
@@ -208,7 +262,7 @@ class Schema:
                 if key not in entry:
                     raise ValueError(f"{where}: {key!r} must be given, got {entry!r}.")
             columns.append(Column(**entry))
-        return cls(tuple(columns), data.get("delimiter", "\t"))
+        return cls(tuple(columns), **{key: data[key] for key in _OPTIONS if key in data})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as strings, bools, lists and dicts: what its TOML file holds.
@@ -224,7 +278,9 @@ class Schema:
             values = {field.name: getattr(column, field.name) for field in fields}
             columns.append({field.name: values[field.name] for field in fields
                             if values[field.name] != field.default})  # fmt: skip
-        return {"delimiter": self.delimiter, "column": columns}
+        told = {"delimiter": self.delimiter}
+        told |= {key: True for key in ("header", "quotes") if getattr(self, key)}
+        return {**told, "column": columns}
 
 
 def criteo_schema(buckets: bool = True) -> Schema:

@@ -18,6 +18,7 @@ from cupyrec.ops.cast import cast
 from cupyrec.ops.reorder import by_field, repeat, take
 from cupyrec.ops.row_vectors import RowVectors, pays
 from cupyrec.ops.take_bags import take_bags
+from cupyrec.ragged import Bags
 
 __all__ = ["MultiTableEmbedding"]
 
@@ -167,7 +168,8 @@ class MultiTableEmbedding(Tables, Module):
         Parameters
         ----------
         ids : (B, F), (B, F, L) or with `offsets` (N,) array of int64, uint64, int32 or uint32
-            An id a field, L ids a field, or the ids of all bags side by side.
+            An id a field, L ids a field, or the ids of all bags side by side; or `Bags`, which
+            have their offsets.
         offsets : (B * F + 1,) array of int64 or int32, optional
             Bag b * F + f, of sample b and field f, begins at ids[offsets[b * F + f]] and ends where
             the next one begins.
@@ -189,6 +191,8 @@ class MultiTableEmbedding(Tables, Module):
         --------
         See the class.
         """
+        if isinstance(ids, Bags):
+            ids, offsets = self._of_bags(ids, offsets)
         given = [a.data if isinstance(a, autograd.Tensor) else a for a in (offsets, weights)]
         xp = self.module(ids, *(a for a in given if a is not None))
         prepared, ids = ids, widened(xp, ids)
@@ -226,6 +230,8 @@ class MultiTableEmbedding(Tables, Module):
         >>> embedding.rows(np.array([[7, 8]])).shape
         (1, 2, 4)
         """
+        if isinstance(ids, Bags):
+            return self.forward(ids)
         xp, learns = self.module(ids), self.training and autograd.is_recording()
         plain = self.max_length is None and self.padding_idx is None and not self.joined
         plain = plain and self.group.exchange.is_local  # else they come side by side
@@ -247,6 +253,8 @@ class MultiTableEmbedding(Tables, Module):
         >>> embedding = MultiTableEmbedding(num_tables=2, embedding_dim=4)
         >>> embedding.prepare(np.array([[7, 8]]))
         """
+        if isinstance(ids, Bags):  # they are looked up when it is their turn
+            return
         given, ids = ids, widened(self.module(ids), ids)
         errors.axes(_NAME, ids=(ids, f"B {len(self.fields)}"))
         for group, _ in self._fields_of_groups():
@@ -271,6 +279,15 @@ class MultiTableEmbedding(Tables, Module):
         errors.axes(_NAME, ids=(ids, f"B {len(self.fields)}"))
         tables = arrays.copy_to(xp, repeat(self.fields, len(ids)))
         return self.group.look_up(tables, by_field(ids), self.training)
+
+    def _of_bags(self, bags: Bags, offsets: Any) -> tuple[Any, Any]:
+        if offsets is not None:
+            raise ValueError(f"{_NAME}: 'offsets' must not be given beside Bags, which have them.")
+        if bags.num_fields != len(self.fields):
+            raise ValueError(
+                f"{_NAME}: 'ids' must be Bags of {len(self.fields)} fields, got {bags.num_fields}."
+            )
+        return bags.ids, bags.offsets
 
     def _check_weights(self, ids: Any, weights: Any) -> None:
         if self.pooling != "sum":
