@@ -22,6 +22,7 @@ def settings(name):
         "fm": [],
         "lr": [],
     }.get(name, ["deep=[8, 8]"])
+    own += ["batch_norm=true"] if name in ("deepfm", "dlrm") else []
     return [*words, *(word for value in own for word in ("--set", f"model.{value}"))]
 
 

@@ -26,8 +26,9 @@ def test_few_rows():
     whole_model.check_few_rows(make())
 
 
-def test_gradient():
-    whole_model.check_gradient(make())
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_gradient(batch_norm):
+    whole_model.check_gradient(make(batch_norm=batch_norm))
 
 
 @pytest.mark.parametrize("amp", [None, "float16", "bfloat16"])
@@ -35,8 +36,9 @@ def test_devices_agree(xp, amp):
     whole_model.check_devices_agree(xp, lambda: make(dropout=0.2), amp)
 
 
-def test_replays(xp):
-    whole_model.check_it_replays_what_it_does(xp, lambda: make(dropout=0.2))
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_replays(xp, batch_norm):
+    whole_model.check_it_replays_what_it_does(xp, lambda: make(dropout=0.2, batch_norm=batch_norm))
 
 
 def test_refuses():
@@ -46,5 +48,6 @@ def test_refuses():
 
 
 def test_parameters_are_as_many_as_fuxictrs():
-    """On MovielensLatest_x1, of 90,239 ids but for its batch normalization."""
-    assert whole_model.count(DeepFM(0, 3, 10, deep=[400] * 3), 90_239) == 1_328_630 - 2 * 3 * 400
+    """On MovielensLatest_x1, of 90,239 ids."""
+    model = DeepFM(0, 3, 10, deep=[400] * 3, batch_norm=True)
+    assert whole_model.count(model, 90_239) == 1_328_630

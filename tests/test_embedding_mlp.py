@@ -25,6 +25,16 @@ def plain(layer, ids):
     return layer.mlp(layer.embedding(ids).reshape(len(ids), -1))
 
 
+def test_normalized_layers_take_whole_batches():
+    cupyrec.manual_seed(3)
+    layer = nn.EmbeddingMLP(nn.MultiTableEmbedding(3, 4), [8], 2, batch_norm=True)
+    ids = np.random.default_rng(0).integers(0, 5, (9, 3))
+    got, expected = layer(ids).numpy(), plain(layer, ids).numpy()
+    np.testing.assert_array_equal(got, expected)
+    assert len(layer.mlp.norms) == 2
+    assert (layer.mlp.norms[0].running_mean.numpy() != 0).all()
+
+
 def train(layer, forward, optimizer, steps=4):
     outputs = []
     for step in range(steps):

@@ -8,6 +8,7 @@ from oracle import sentence
 import cupyrec
 from cupyrec import arrays, nn, random
 from cupyrec.nn.mlp import cast_together
+from cupyrec.testing import gradcheck
 
 
 def seeded(*arguments, **options):
@@ -172,3 +173,47 @@ def test_cast_together_leaves_what_does_not_fit(sim):
         mlps[0](own, halves)
     mlps[1].amp = "float16"
     assert cast_together(x, mlps) == (x, [None, None])
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_layers_are_normalized_before_their_relu(np_or_xp, linear):
+    mlp = seeded(4, [70, 33], 5, [0.25, 0.5], 0.1, linear, batch_norm=True)
+    assert len(mlp.norms) == 3 - linear  # a linear end isn't
+    for seed, norm in enumerate(mlp.norms):
+        norm.weight.data[...] = oracle.normals(norm.weight.shape, seed=seed)
+        norm.bias.data[...] = oracle.normals(norm.bias.shape, seed=9 + seed)
+    mlp.to(arrays.name(np_or_xp))
+    given, rates = oracle.normals((6, 4)), [0.25, 0.5, 0.1]
+    x, means, running = np.float64(given), [], 0.9
+    for layer, (weight, bias) in enumerate(zip(mlp.weights, mlp.biases, strict=True)):
+        x = x @ np.float64(weight.numpy()).T + bias.numpy()
+        if layer < len(mlp.norms):
+            norm = mlp.norms[layer]
+            means.append((1 - running) * x.mean(axis=0))
+            x = (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + norm.eps)
+            x = np.maximum(x * norm.weight.numpy() + norm.bias.numpy(), 0)
+            keep = oracle.keep(6, x.shape[1], rates[layer], mlp.dropout_seed, 0, layer)
+            x = x * keep / (1 - rates[layer])
+    given = np_or_xp.asarray(given)
+    np.testing.assert_allclose(mlp(given).numpy(), x, rtol=1e-3, atol=1e-4)
+    for norm, mean in zip(mlp.norms, means, strict=True):
+        np.testing.assert_allclose(norm.running_mean.numpy(), mean, rtol=1e-3, atol=1e-5)
+    alone = mlp.eval()(given[:1]).numpy()  # a row's output is its own, and has no dropout
+    np.testing.assert_allclose(alone, mlp(given).numpy()[:1], rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_of_normalized_layers():
+    mlp = seeded(4, [7, 6], 2, skip_final_activation=True, batch_norm=True)
+    for _, buffer in mlp.named_buffers():
+        buffer.data = np.float64(buffer.data)
+    weights, biases, norms = mlp.weights, mlp.biases, mlp.norms
+    held = [*weights, *biases, *(p for norm in norms for p in (norm.weight, norm.bias))]
+
+    def forward(x, *values):
+        mlp.weights, mlp.biases = list(values[:3]), list(values[3:6])
+        for i, norm in enumerate(norms):
+            norm.weight, norm.bias = values[6 + 2 * i : 8 + 2 * i]
+        return mlp(x)
+
+    inputs = [oracle.normals((9, 4), np.float64), *(np.float64(p.data) for p in held)]
+    assert gradcheck(forward, inputs)

@@ -284,14 +284,13 @@ class Normalized(nn.Module):
         cupyrec.manual_seed(5)
         self.table = nn.MultiTableEmbedding(3, 2)
         self.table.group.exchange = Exchange(ranks, num_tables=3)
-        self.bottom = nn.FusedMLP(8, [], 6, skip_final_activation=True)
-        self.top = nn.FusedMLP(6, [], 1, skip_final_activation=True)
-        self.norms = [nn.BatchNorm1d(features, ranks=ranks) for features in (8, 6)]
+        self.norm = nn.BatchNorm1d(8, ranks=ranks)
+        self.mlp = nn.FusedMLP(8, [6], 1, skip_final_activation=True, batch_norm=True)
+        self.mlp.norms = [nn.BatchNorm1d(6, ranks=ranks)]
 
     @cupyrec.graphed
     def towers(self, dense, vectors):
-        x = self.norms[0](cupyrec.concatenate([dense, vectors.reshape(-1, 6)], axis=1))
-        return self.top(cupyrec.relu(self.norms[1](self.bottom(x))))
+        return self.mlp(self.norm(cupyrec.concatenate([dense, vectors.reshape(-1, 6)], axis=1)))
 
     def forward(self, dense, ids):
         return self.towers(dense, self.table(ids))

@@ -40,6 +40,8 @@ def check_gradient(model: nn.Module, rows: int = 7) -> None:
         )
         places.append((place, last))
         values.append(np.float64(parameter.data))
+    for _, buffer in model.named_buffers():
+        buffer.data = np.float64(buffer.data)
     width = model.embedding.group.width
     values.append(oracle.normals((rows, TABLES, width), np.float64))
     dense = oracle.normals((rows, DENSE), np.float64, seed=1)
@@ -100,7 +102,7 @@ def check_it_replays_what_it_does(xp, make) -> None:
 
 def count(model: nn.Module, rows: int) -> int:
     """Numbers that are learnt, of `rows` ids in all tables together."""
-    dense = sum(array.size for array in model.state_dict().values())
+    dense = sum(parameter.size for _, parameter in model.named_parameters())
     return dense + rows * model.embedding.group.width
 
 

@@ -34,6 +34,8 @@ class DCN(nn.Module):
         Rate in the layers of the MLP.
     embedding_dtype : str
         Of the embedding vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
+    batch_norm : bool
+        Whether layers of the MLP are normalized over the batch, see `FusedMLP`.
 
     Raises
     ------
@@ -59,6 +61,7 @@ class DCN(nn.Module):
         deep: Sequence[int] = (400, 400),
         dropout: float = 0.0,
         embedding_dtype: str = "float32",
+        batch_norm: bool = False,
     ) -> None:
         name = type(self).__name__
         crosses = errors.positive(name, "crosses", crosses)
@@ -68,7 +71,7 @@ class DCN(nn.Module):
         self.num_dense, width = num_dense, num_dense + num_tables * embedding_dim
         self.crosses = [nn.FusedCrossInteraction(width, self.mode) for _ in range(crosses)]
         *hidden, last = deep
-        self.deep = nn.FusedMLP(width, hidden, last, dropout, dropout)
+        self.deep = nn.FusedMLP(width, hidden, last, dropout, dropout, batch_norm=batch_norm)
         self.head = nn.FusedMLP(width + last, [], 1, skip_final_activation=True)
 
     def forward(self, dense: Any, ids: Any) -> Any:

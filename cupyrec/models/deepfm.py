@@ -18,7 +18,7 @@ class DeepFM(WideDeep):
 
     Parameters
     ----------
-    num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype
+    num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype, batch_norm
         See `WideDeep`.
 
     Raises
@@ -42,8 +42,11 @@ class DeepFM(WideDeep):
         deep: Sequence[int] = (400, 400, 400),
         dropout: float = 0.0,
         embedding_dtype: str = "float32",
+        batch_norm: bool = False,
     ) -> None:
-        super().__init__(num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype)
+        super().__init__(
+            num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype, batch_norm
+        )
         self.interaction = nn.FusedDotInteraction(pooling="sum", output_concat=False)
 
     def _logits(self, dense: Any, vectors: Any, weights: Any) -> Any:

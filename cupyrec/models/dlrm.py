@@ -34,6 +34,8 @@ class DLRM(nn.Module):
         Zero columns after the products.
     embedding_dtype : str
         Of the embedding vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
+    batch_norm : bool
+        Whether hidden layers of the top MLP are normalized over the batch, see `FusedMLP`.
 
     Raises
     ------
@@ -59,6 +61,7 @@ class DLRM(nn.Module):
         self_interaction: bool = False,
         output_padding: int = 0,
         embedding_dtype: str = "float32",
+        batch_norm: bool = False,
     ) -> None:
         features = num_tables + (num_dense > 0)
         if features == 1 and not self_interaction:
@@ -80,6 +83,7 @@ class DLRM(nn.Module):
             1,
             hidden_dropout_rate=dropout,
             skip_final_activation=True,
+            batch_norm=batch_norm,
         )
 
     def forward(self, dense: Any, ids: Any) -> Any:

@@ -35,6 +35,8 @@ class PNN(nn.Module):
         Rate in them.
     embedding_dtype : str
         Of the embedding vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
+    batch_norm : bool
+        Whether hidden layers of the MLP are normalized over the batch, see `FusedMLP`.
 
     Raises
     ------
@@ -59,6 +61,7 @@ class PNN(nn.Module):
         deep: Sequence[int] = (400, 400, 400),
         dropout: float = 0.0,
         embedding_dtype: str = "float32",
+        batch_norm: bool = False,
     ) -> None:
         if product not in ("inner", "outer", "both"):
             raise ValueError(f"PNN: 'product' must be 'inner', 'outer' or 'both', got {product!r}.")
@@ -74,7 +77,9 @@ class PNN(nn.Module):
         if product != "inner":
             self.outer = nn.FusedDotInteraction(output_concat=False, self_interaction=True)
             width += self.outer.width(embedding_dim, 1)
-        self.deep = nn.FusedMLP(width, deep, 1, dropout, skip_final_activation=True)
+        self.deep = nn.FusedMLP(
+            width, deep, 1, dropout, skip_final_activation=True, batch_norm=batch_norm
+        )
 
     def forward(self, dense: Any, ids: Any) -> Any:
         return self._towers(dense if self.num_dense else None, self.embedding(ids))

@@ -32,6 +32,8 @@ class WideDeep(nn.Module):
         Rate in them.
     embedding_dtype : str
         Of the rows in memory: ``float32``, ``float16`` or ``bfloat16``.
+    batch_norm : bool
+        Whether hidden layers of the MLP are normalized over the batch, see `FusedMLP`.
 
     Raises
     ------
@@ -54,12 +56,15 @@ class WideDeep(nn.Module):
         deep: Sequence[int] = (400, 400, 400),
         dropout: float = 0.0,
         embedding_dtype: str = "float32",
+        batch_norm: bool = False,
     ) -> None:
         dim = errors.positive(type(self).__name__, "embedding_dim", embedding_dim)
         self.num_dense, width = num_dense, num_dense + num_tables * dim
         self.embedding = nn.MultiTableEmbedding(num_tables, dim + 1, dtype=embedding_dtype)
         self.first_order = FirstOrder(num_dense, bias=False)  # the MLP has one
-        self.deep = nn.FusedMLP(width, deep, 1, dropout, skip_final_activation=True)
+        self.deep = nn.FusedMLP(
+            width, deep, 1, dropout, skip_final_activation=True, batch_norm=batch_norm
+        )
 
     def forward(self, dense: Any, ids: Any) -> Any:
         return self._towers(dense, self.embedding(ids))

@@ -18,7 +18,7 @@ class XDeepFM(WideDeep):
 
     Parameters
     ----------
-    num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype
+    num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype, batch_norm
         See `WideDeep`.
     maps : sequence of int
         Feature maps of each layer of the compressed interaction network; those of layer l are of
@@ -49,8 +49,11 @@ class XDeepFM(WideDeep):
         deep: Sequence[int] = (400, 400, 400),
         dropout: float = 0.0,
         embedding_dtype: str = "float32",
+        batch_norm: bool = False,
     ) -> None:
-        super().__init__(num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype)
+        super().__init__(
+            num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype, batch_norm
+        )
         self.interaction = nn.CompressedInteraction(num_tables, maps, split_half)
         self.head = nn.FusedMLP(self.interaction.width, [], 1, skip_final_activation=True)
 

@@ -94,7 +94,7 @@ class EmbeddingMLP(Module):
         return (
             arrays.device(ids) == "cpu" and ids.ndim == 2
             and embedding.padding_idx is None and len(set(fields.tolist())) == len(fields)
-            and pays(embedding.group.width, columns) and self.mlp.amp is None
+            and pays(embedding.group.width, columns) and self.mlp.amp is None and not self.mlp.norms
         )  # fmt: skip
 
     def forward(self, ids: Any) -> Any:

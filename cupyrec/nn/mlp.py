@@ -11,15 +11,18 @@ import numpy as np
 from cupyrec import arrays, errors, random
 from cupyrec.autograd import Tensor
 from cupyrec.nn.module import Module, Parameter
+from cupyrec.nn.normalization import BatchNorm1d
 from cupyrec.ops.cast import cast_matrices
 from cupyrec.ops.fused_mlp import fused_mlp
-from cupyrec.ops.relu_dropout import Dropout
+from cupyrec.ops.relu_dropout import Dropout, relu_dropout
 
 __all__ = ["FusedMLP", "cast_together"]
 
 
 class FusedMLP(Module):
     """Linear layers, each followed by ReLU and dropout. x (B, in_features) -> (B, out_features).
+
+    With `batch_norm` layers are normalized over the batch before their ReLU, a linear last one not.
 
     Parameters
     ----------
@@ -34,6 +37,9 @@ class FusedMLP(Module):
         Whether the last layer is linear; it then has no dropout.
     tf32 : bool
         Whether a GPU may round what it multiplies to TF32, 10 bits of the fraction.
+    batch_norm : bool
+        Whether there is a `BatchNorm1d` before each ReLU. Training batches must then have 2 rows or
+        more, and of several ranks there is no CUDA graph of the model.
 
     Raises
     ------
@@ -61,6 +67,7 @@ class FusedMLP(Module):
         out_dropout_rate: float = 0.0,
         skip_final_activation: bool = False,
         tf32: bool = False,
+        batch_norm: bool = False,
     ) -> None:
         sizes = [
             errors.positive("FusedMLP", "in_features", in_features),
@@ -86,6 +93,8 @@ class FusedMLP(Module):
             for array, shape in ((self.weights, (m, n)), (self.biases, (m,))):
                 values = generator.uniform(-bound, bound, shape)
                 array.append(Parameter(values.astype(np.float32)))
+        normalized = sizes[1 : len(sizes) - skip_final_activation] if batch_norm else []
+        self.norms = [BatchNorm1d(m) for m in normalized]
 
     def dropouts(self) -> list[Dropout]:
         """Return the dropout of each layer in this step; none outside training.
@@ -104,11 +113,27 @@ class FusedMLP(Module):
         ]
 
     def forward(self, x: Any, halves: Sequence[Any] | None = None) -> Any:
+        if self.norms:
+            return self._normalized(x, halves)
         return fused_mlp(
             x, self.weights, self.biases,
             dropouts=self.dropouts(), linear_output=self.skip_final_activation, tf32=self.tf32,
             amp=self.amp, halves=halves,
         )  # fmt: skip
+
+    def _normalized(self, x: Any, halves: Sequence[Any] | None) -> Any:
+        """Matmuls may be of 16 bits; what is normalized, and comes out, is float32."""
+        dropouts = self.dropouts()
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = fused_mlp(
+                x, [weight], [bias], linear_output=True, tf32=self.tf32, amp=self.amp,
+                halves=halves and halves[2 * i : 2 * i + 2],
+            )  # fmt: skip
+            if i < len(self.norms):
+                x = self.norms[i](x)
+                none = arrays.namespace("FusedMLP", x.data).zeros(x.shape[1], x.dtype)
+                x, _ = relu_dropout(x, none, dropouts[i])
+        return x
 
     def after_first(self, y: Any) -> Any:
         """Return the output, given that of the first layer, (B, N).
