@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +29,20 @@ from cupyrec.cli import UsageError
 from cupyrec.data import TSV, Schema, criteo_schema
 from cupyrec.data.movielens import write_movielens_100k
 from cupyrec.data.synthetic import write_synthetic
-from cupyrec.embedding import InitialVectors
-from cupyrec.models import DCN, DLRM, FM, LR, PNN, DCNv2, DeepFM, WideDeep, XDeepFM
-from cupyrec.parallel import Communicator, Exchange, world
+from cupyrec.from_settings import (
+    MODELS,
+    OPTIMIZERS,
+    build_model,
+    build_optimizer,
+    default_settings,
+)
+from cupyrec.parallel import Communicator, world
 from cupyrec.progress import Progress
 from cupyrec.run_folder import RunFolder, json_line
 
 __all__ = ["data_movielens_100k", "data_synthetic", "evaluate", "predict", "train"]
 
 logger = logging.getLogger("cupyrec")
-
-MODELS = {
-    "dcn": DCN, "dcn_v2": DCNv2, "deepfm": DeepFM, "dlrm": DLRM, "fm": FM, "lr": LR,
-    "pnn": PNN, "wide_deep": WideDeep, "xdeepfm": XDeepFM,
-}  # fmt: skip
-OPTIMIZERS = {
-    "sgd": optim.SGD, "adagrad": optim.Adagrad, "rowwise_adagrad": optim.RowWiseAdagrad,
-    "adam": optim.Adam, "adamw": optim.AdamW, "catch_up_adam": optim.CatchUpAdam,
-    "ftrl": optim.FTRL,
-}  # fmt: skip
 
 _DATA = "data.json"  # in a run's folder, what it trained on
 _AMPS = "float32", "float16", "bfloat16"
@@ -218,10 +211,7 @@ def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         name = names[-1] if names else config.DEFAULTS["model"]["name"]
         if name not in MODELS:
             raise UsageError(f"train: --model must be one of {sorted(MODELS)}, got '{name}'.")
-        parameters = inspect.signature(MODELS[name]).parameters
-        own = {k: p.default for k, p in parameters.items() if not k.startswith("num_")}
-        defaults = config.DEFAULTS | {"model": config.DEFAULTS["model"] | own}
-        settings = config.override(defaults, changes)
+        settings = config.override(default_settings(name), changes)
         errors.positive("train", "batch_size", settings["training"]["batch_size"])
     except (ValueError, TypeError) as error:
         raise UsageError(error) from None
@@ -316,69 +306,14 @@ def _replace(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _build_model(
-    settings: dict[str, dict[str, Any]], schema: Schema, device: str
-) -> cupyrec.nn.Module:
-    cupyrec.manual_seed(settings["training"]["seed"])
-    own = {k: v for k, v in settings["model"].items() if k not in ("name", "initial_range")}
-    name, span = settings["model"]["name"], settings["model"]["initial_range"]
-    model = MODELS[name](num_dense=schema.num_dense, num_tables=schema.num_tables, **own)
-    for _, group in model.named_groups():
-        initializer = cupyrec.embedding.Uniform(-span, span)
-        group.initial = InitialVectors(group.width, initializer, group.initial.seed)
-        group.exchange = Exchange(world(), num_tables=schema.num_tables, **_codecs(settings))
-    amp = settings["training"].get("amp", "float32")  # runs before version 0.3 don't say
-    model.amp = None if amp == "float32" else amp
-    return model.to(device)
-
-
-def _codecs(settings: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The codecs of the exchange; runs before version 0.2 had none."""
-    codecs = settings.get("exchange", config.DEFAULTS["exchange"])
-    return codecs | {"evaluation": codecs["evaluation"] or codecs["forward"]}
-
-
 def _build(
     settings: dict[str, dict[str, Any]], schema: Schema, device: str
 ) -> tuple[cupyrec.nn.Module, optim.Optimizer]:
-    values = settings["optimizer"]
     try:
-        model = _build_model(settings, schema, device)
-        own = {"momentum": values["momentum"]} if values["name"] == "sgd" else {}
-        if values["momentum"] and not own:
-            raise ValueError(f"config: momentum must be 0 but for sgd, got {values['momentum']}.")
-        if values["name"] == "adamw" and not values["weight_decay"]:
-            raise ValueError("config: weight_decay must be positive for adamw, got 0.")
-        optimizer = OPTIMIZERS[values["name"]](
-            model.parameters(), values["lr"], weight_decay=values["weight_decay"],
-            schedule=_schedule(values), clip_norm=values["clip_norm"] or None,
-            scaler=optim.GradientScaler() if model.amp == "float16" else None, **own,
-        )  # fmt: skip
+        model = build_model(settings, schema, device)
+        return model, build_optimizer(settings, model)
     except (ValueError, TypeError) as error:
         raise UsageError(error) from None
-    return model, optimizer
-
-
-def _schedule(values: dict[str, Any]) -> Callable[[int], float]:
-    """The learning-rate schedule that [optimizer] describes."""
-    warmup, steps = values["warmup_steps"], values["decay_steps"]
-    match values["schedule"]:
-        case "polynomial":
-            return optim.WarmupPolynomial(
-                warmup, values["decay_start"], steps, values["decay_power"]
-            )
-        case "cosine":
-            return optim.Cosine(steps, warmup_steps=warmup)
-        case "step":
-            return optim.StepDecay(steps, gamma=values["decay_factor"], warmup_steps=warmup)
-        case "plateau":
-            if warmup:
-                raise ValueError(f"config: warmup_steps must be 0 for plateau, got {warmup}.")
-            return optim.Plateau(values["decay_factor"], values["decay_patience"])
-    raise ValueError(
-        "config: [optimizer] schedule must be polynomial, cosine, step or plateau, "
-        f"got '{values['schedule']}'."
-    )
 
 
 def _resume(
@@ -417,7 +352,7 @@ def _load(options: argparse.Namespace, *, labels: bool) -> tuple[cupyrec.nn.Modu
     path = checkpoint_files.find_checkpoint(options.checkpoint)
     configuration = _config(path)
     schema = Schema.from_dict(configuration["schema"])
-    model = _build_model(configuration["settings"], schema, options.device)
+    model = build_model(configuration["settings"], schema, options.device)
     checkpoint.load(path, model)
     on_error = configuration["settings"]["data"]["on_error"] if labels else "raise"
     return model, TSV(options.data, schema, labels=labels, on_error=on_error)

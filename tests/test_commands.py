@@ -12,8 +12,8 @@ from pyarrow import parquet
 
 import cupyrec
 from cupyrec import checkpoint, cpu, training
-from cupyrec.commands import MODELS
 from cupyrec.data import TSV
+from cupyrec.from_settings import MODELS
 from cupyrec.parallel import Communicator
 
 KNOWN = sorted(MODELS)

@@ -5,7 +5,7 @@ import json
 import pytest
 import trial
 
-from cupyrec.commands import MODELS
+from cupyrec.from_settings import MODELS
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ import trial
 from pyarrow import parquet
 
 from cupyrec import cli, config
-from cupyrec.commands import MODELS, _settings
+from cupyrec.commands import _settings
 from cupyrec.data import TSV, Column, Schema
+from cupyrec.from_settings import MODELS
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "data.md").read_text("utf-8")

@@ -26,8 +26,8 @@ LAYERS = (
     " < huge_pages interruption random kernel ragged scratch cublaslt streams timeline"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
-    " checkpoint_import checkpoint_reshard checkpoint_shards config data inference metrics"
-    " progress run_folder testing training"
+    " checkpoint_import checkpoint_reshard checkpoint_shards config data from_settings inference"
+    " metrics progress run_folder testing training"
     " < cupyrec < checkpoint_commands cli commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}

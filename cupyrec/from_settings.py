@@ -1,0 +1,129 @@
+"""The model and the optimizer that a run's settings describe."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from cupyrec import config, optim, random
+from cupyrec.data import Schema
+from cupyrec.embedding import InitialVectors, Uniform
+from cupyrec.models import DCN, DLRM, FM, LR, PNN, DCNv2, DeepFM, WideDeep, XDeepFM
+from cupyrec.nn import Module
+from cupyrec.parallel import Exchange, world
+
+__all__ = ["MODELS", "OPTIMIZERS", "build_model", "build_optimizer", "default_settings"]
+
+MODELS = {
+    "dcn": DCN, "dcn_v2": DCNv2, "deepfm": DeepFM, "dlrm": DLRM, "fm": FM, "lr": LR,
+    "pnn": PNN, "wide_deep": WideDeep, "xdeepfm": XDeepFM,
+}  # fmt: skip
+OPTIMIZERS = {
+    "sgd": optim.SGD, "adagrad": optim.Adagrad, "rowwise_adagrad": optim.RowWiseAdagrad,
+    "adam": optim.Adam, "adamw": optim.AdamW, "catch_up_adam": optim.CatchUpAdam,
+    "ftrl": optim.FTRL,
+}  # fmt: skip
+
+Settings = dict[str, dict[str, Any]]
+
+
+def default_settings(name: str) -> Settings:
+    """Return `config.DEFAULTS` with the own settings of a model: the parameters of its class.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MODELS`.
+
+    Examples
+    --------
+    >>> default_settings("fm")["model"]
+    {'name': 'fm', 'initial_range': 0.05, 'embedding_dim': 16, 'embedding_dtype': 'float32'}
+    """
+    parameters = inspect.signature(MODELS[name]).parameters
+    own = {k: p.default for k, p in parameters.items() if not k.startswith("num_")}
+    return config.DEFAULTS | {"model": config.DEFAULTS["model"] | {"name": name} | own}
+
+
+def build_model(settings: Settings, schema: Schema, device: str) -> Module:
+    """Return the model of ``[model]``, ``[training]`` (seed, amp) and ``[exchange]`` on a device.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting that the model refuses.
+
+    Examples
+    --------
+    >>> from cupyrec.data import criteo_schema
+    >>> model = build_model(default_settings("dlrm"), criteo_schema(), "cpu")
+    >>> type(model).__name__, len(model.embedding.fields)
+    ('DLRM', 39)
+    """
+    random.manual_seed(settings["training"]["seed"])
+    own = {k: v for k, v in settings["model"].items() if k not in config.DEFAULTS["model"]}
+    name, span = settings["model"]["name"], settings["model"]["initial_range"]
+    model = MODELS[name](num_dense=schema.num_dense, num_tables=schema.num_tables, **own)
+    for _, group in model.named_groups():
+        group.initial = InitialVectors(group.width, Uniform(-span, span), group.initial.seed)
+        group.exchange = Exchange(world(), num_tables=schema.num_tables, **_codecs(settings))
+    amp = settings["training"].get("amp", "float32")  # runs before version 0.3 don't say
+    model.amp = None if amp == "float32" else amp
+    return model.to(device)
+
+
+def _codecs(settings: Settings) -> dict[str, str]:
+    """The codecs of the exchange; runs before version 0.2 had none."""
+    codecs = settings.get("exchange", config.DEFAULTS["exchange"])
+    return codecs | {"evaluation": codecs["evaluation"] or codecs["forward"]}
+
+
+def build_optimizer(settings: Settings, model: Module) -> optim.Optimizer:
+    """Return the optimizer of ``[optimizer]`` for a model that `build_model` returned.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting that the optimizer or its schedule refuses or doesn't have.
+
+    Examples
+    --------
+    >>> from cupyrec.data import criteo_schema
+    >>> settings = default_settings("lr")
+    >>> build_optimizer(settings, build_model(settings, criteo_schema(), "cpu")).lr
+    0.02
+    """
+    values = settings["optimizer"]
+    own = {"momentum": values["momentum"]} if values["name"] == "sgd" else {}
+    if values["momentum"] and not own:
+        raise ValueError(f"config: momentum must be 0 but for sgd, got {values['momentum']}.")
+    if values["name"] == "adamw" and not values["weight_decay"]:
+        raise ValueError("config: weight_decay must be positive for adamw, got 0.")
+    return OPTIMIZERS[values["name"]](
+        model.parameters(), values["lr"], weight_decay=values["weight_decay"],
+        schedule=_schedule(values), clip_norm=values["clip_norm"] or None,
+        scaler=optim.GradientScaler() if model.amp == "float16" else None, **own,
+    )  # fmt: skip
+
+
+def _schedule(values: dict[str, Any]) -> Callable[[int], float]:
+    """The learning-rate schedule that [optimizer] describes."""
+    warmup, steps = values["warmup_steps"], values["decay_steps"]
+    match values["schedule"]:
+        case "polynomial":
+            return optim.WarmupPolynomial(
+                warmup, values["decay_start"], steps, values["decay_power"]
+            )
+        case "cosine":
+            return optim.Cosine(steps, warmup_steps=warmup)
+        case "step":
+            return optim.StepDecay(steps, gamma=values["decay_factor"], warmup_steps=warmup)
+        case "plateau":
+            if warmup:
+                raise ValueError(f"config: warmup_steps must be 0 for plateau, got {warmup}.")
+            return optim.Plateau(values["decay_factor"], values["decay_patience"])
+    raise ValueError(
+        "config: [optimizer] schedule must be polynomial, cosine, step or plateau, "
+        f"got '{values['schedule']}'."
+    )
