@@ -96,7 +96,7 @@ def train(options: argparse.Namespace) -> None:
         logger.info(
             "'%s' is finished already, at step %d: nothing to train", run.path, progress.step
         )
-    keys = ("epochs", "batch_size", "eval_every", "patience", "save_every")
+    keys = ("epochs", "batch_size", "eval_every", "patience", "min_delta", "save_every")
     result = training.fit(
         model, train_data, valid, optimizer=optimizer, run=run, progress=progress,
         **{key: settings["training"][key] for key in keys},
@@ -328,8 +328,9 @@ def _resume(
     before = configuration["settings"]
     if configuration["schema"] != schema.to_dict():
         raise UsageError(f"train: --schema must stay that of '{path.parent}', got another.")
-    if before["model"] != settings["model"]:
-        raise UsageError(f"train: [model] must stay {before['model']}, got {settings['model']}.")
+    model_before = default_settings(before["model"]["name"])["model"] | before["model"]
+    if model_before != settings["model"]:  # of what an older version didn't have, the default
+        raise UsageError(f"train: [model] must stay {model_before}, got {settings['model']}.")
     seed, now = before["training"]["seed"], settings["training"]["seed"]
     if seed != now:
         raise UsageError(f"train: --seed must stay {seed}, got {now}.")

@@ -14,7 +14,11 @@ __all__ = ["DEFAULTS", "override", "parse_setting", "read", "to_toml"]
 
 #: Every setting but the model's own, with its default; 0 switches off where it says so.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "model": {"name": "dlrm", "initial_range": 0.05},
+    "model": {
+        "name": "dlrm",
+        "initial_range": 0.05,
+        "dense_updates": False,  # whether each step moves rows that aren't in the batch too
+    },
     "training": {
         "seed": 0,
         "epochs": 1,
@@ -23,6 +27,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "eval_every": 0,  # steps; 0: at the end of each epoch alone
         "save_every": 0,  # steps; 0: at evaluations and epochs' ends alone
         "patience": 0,  # evaluations without a better AUC; 0: never stop early
+        "min_delta": 0.0,  # an AUC is better by more than this
     },
     "optimizer": {
         # sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl
@@ -30,6 +35,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "lr": 0.02,
         "momentum": 0.0,  # of sgd
         "weight_decay": 0.0,  # decoupled; of rows that are in the batch
+        "embedding_l2": 0.0,  # times a row, added to its gradient; needs dense_updates
         "clip_norm": 0.0,  # 0: no clipping
         "schedule": "polynomial",  # or cosine, step, plateau
         "warmup_steps": 0,
@@ -38,6 +44,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "decay_power": 2.0,
         "decay_factor": 0.1,  # of step and plateau
         "decay_patience": 0,  # of plateau: evaluations
+        "decay_threshold": 1e-4,  # of plateau: an AUC is better by more than this
+        "decay_min": 0.0,  # of plateau: of lr, where the fall ends
     },
     "exchange": {  # between ranks: none, fp16, bf16 or int8
         "forward": "none",  # of rows

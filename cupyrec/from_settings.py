@@ -38,8 +38,8 @@ def default_settings(name: str) -> Settings:
 
     Examples
     --------
-    >>> default_settings("fm")["model"]
-    {'name': 'fm', 'initial_range': 0.05, 'embedding_dim': 16, 'embedding_dtype': 'float32'}
+    >>> default_settings("fm")["model"]["embedding_dim"]
+    16
     """
     parameters = inspect.signature(MODELS[name]).parameters
     own = {k: p.default for k, p in parameters.items() if not k.startswith("num_")}
@@ -66,6 +66,7 @@ def build_model(settings: Settings, schema: Schema, device: str) -> Module:
     name, span = settings["model"]["name"], settings["model"]["initial_range"]
     model = MODELS[name](num_dense=schema.num_dense, num_tables=schema.num_tables, **own)
     for _, group in model.named_groups():
+        group.dense_updates = settings["model"].get("dense_updates", False)  # from version 0.3 on
         group.initial = InitialVectors(group.width, Uniform(-span, span), group.initial.seed)
         group.exchange = Exchange(world(), num_tables=schema.num_tables, **_codecs(settings))
     amp = settings["training"].get("amp", "float32")  # runs before version 0.3 don't say
@@ -100,8 +101,15 @@ def build_optimizer(settings: Settings, model: Module) -> optim.Optimizer:
         raise ValueError(f"config: momentum must be 0 but for sgd, got {values['momentum']}.")
     if values["name"] == "adamw" and not values["weight_decay"]:
         raise ValueError("config: weight_decay must be positive for adamw, got 0.")
+    l2, parameters = values["embedding_l2"], model.parameters()
+    if l2 and not settings["model"]["dense_updates"]:
+        raise ValueError(f"config: embedding_l2 must be 0 without model.dense_updates, got {l2}.")
+    if l2:
+        tables = [group for _, group in model.named_groups()]
+        dense = [parameter for _, parameter in model.named_parameters()]
+        parameters = [{"params": dense}, {"params": tables, "l2": l2}]
     return OPTIMIZERS[values["name"]](
-        model.parameters(), values["lr"], weight_decay=values["weight_decay"],
+        parameters, values["lr"], weight_decay=values["weight_decay"],
         schedule=_schedule(values), clip_norm=values["clip_norm"] or None,
         scaler=optim.GradientScaler() if model.amp == "float16" else None, **own,
     )  # fmt: skip
@@ -122,7 +130,8 @@ def _schedule(values: dict[str, Any]) -> Callable[[int], float]:
         case "plateau":
             if warmup:
                 raise ValueError(f"config: warmup_steps must be 0 for plateau, got {warmup}.")
-            return optim.Plateau(values["decay_factor"], values["decay_patience"])
+            names = "decay_factor", "decay_patience", "decay_threshold", "decay_min"
+            return optim.Plateau(*(values[name] for name in names))
     raise ValueError(
         "config: [optimizer] schedule must be polynomial, cosine, step or plateau, "
         f"got '{values['schedule']}'."

@@ -97,6 +97,7 @@ def fit(
     batch_size: int = 1024,
     eval_every: int = 0,
     patience: int = 0,
+    min_delta: float = 0.0,
     save_every: int = 0,
     run: RunFolder | None = None,
     progress: Progress | None = None,
@@ -116,6 +117,8 @@ def fit(
         Evaluate on `valid` every so many steps, besides at each epoch's end; 0: only there.
     patience : int
         Stop after so many evaluations in a row without a better AUC; 0: never.
+    min_delta : float
+        By more than this an AUC must lie above the best one to be better.
     save_every : int
         Save every so many steps, besides at each evaluation and epoch's end; 0: only there.
     run : RunFolder, optional
@@ -159,7 +162,7 @@ def fit(
         id(p) for p in [*optimizer.parameters, *optimizer.groups]
     }:
         raise ValueError("fit: 'optimizer' must update parameters of 'model', got none of them.")
-    job = _Job(model, optimizer, valid, run, progress, callbacks)
+    job = _Job(model, optimizer, valid, run, progress, callbacks, min_delta)
     clock = Clock()
     random.set_step(optimizer.t)  # whatever was trained before in this process
     if not model.training:
@@ -226,6 +229,7 @@ class _Job:
     run: RunFolder | None
     progress: Progress
     callbacks: Sequence[Callable[[dict[str, Any]], None]]
+    min_delta: float
     losses: list[Any] = dataclasses.field(default_factory=list)  # not read yet
     last_loss: float = 0.0
     scaling: dict[str, Any] = dataclasses.field(default_factory=dict)  # for lines of metrics
@@ -330,7 +334,8 @@ class _Job:
         self.last_auc = auc = None if math.isnan(result["auc"]) else result["auc"]
         if auc is not None and hasattr(self.optimizer.schedule, "observe"):
             self.optimizer.schedule.observe(auc)
-        better = progress.best_auc is None or auc is None or auc > progress.best_auc
+        best = progress.best_auc
+        better = best is None or auc is None or auc > best + self.min_delta
         if better:
             progress.best_auc, progress.best_step = auc, progress.step
         progress.evaluations_since_best = 0 if better else progress.evaluations_since_best + 1

@@ -83,3 +83,26 @@ def test_gradients_may_be_rounded_at_random(logs, tmp_path, capsys):
     assert told[0] != told[1] == pytest.approx(told[0], rel=1e-2)
     assert trial.train(logs, tmp_path / "up", "--set", "exchange.rounding=up") == 2
     assert "'rounding' must be one of nearest, stochastic, got 'up'" in capsys.readouterr().err
+
+
+def test_what_fuxictr_trains_by(logs, tmp_path):
+    """L2 of all rows, a norm that includes it, normalized batches, a plateau."""
+    words = ["model.dense_updates=true", "model.batch_norm=true", "optimizer.embedding_l2=0.01"]
+    words += ["optimizer.clip_norm=10", "optimizer.schedule=plateau", "training.min_delta=1e-6"]
+    words += ["optimizer.decay_threshold=1e-6", "optimizer.decay_min=1e-3", "training.patience=9"]
+    more = ["--model", "deepfm", "--optimizer", "adam", "--lr", "0.01"]
+    more += [word for setting in words for word in ("--set", setting)]
+
+    def train(run, *last):
+        arguments = [*logs, "--out", tmp_path / run, *more, "--set", "model.deep=[8]", *last]
+        return trial.command("train", *arguments)
+
+    assert train("whole", "--epochs", 2) == train("parts", "--epochs", 1) == 0
+    assert trial.command("train", *logs, "--resume", tmp_path / "parts", "--epochs", 2) == 0
+    assert train("without", "--epochs", 2, "--set", "optimizer.embedding_l2=0") == 0
+    whole, parts, without = (
+        trial.files(tmp_path / run / "last") for run in ("whole", "parts", "without")
+    )
+    for files in (whole, parts, without):
+        del files["manifest.json"]
+    assert whole == parts != without

@@ -1,5 +1,6 @@
 """``cupyrec train --resume`` says what it finds: no checkpoint, nothing to do, other data."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,18 @@ def test_a_resumed_run_says_what_it_finds_changed(logs, tmp_path, caplog):
     )
     assert text.format(*sizes) in caplog.text
     assert "nothing to train" not in caplog.text
+
+
+def test_a_run_of_before_a_setting_of_the_model_goes_on_without_it(logs, tmp_path):
+    run = tmp_path / "run"
+    assert trial.train(logs, run) == 0
+    manifest = run / "last" / "manifest.json"
+    told = json.loads(manifest.read_text("utf-8"))
+    for key in ("batch_norm", "dense_updates"):
+        del told["config"]["settings"]["model"][key]
+    manifest.write_text(json.dumps(told), "utf-8")
+    lines = (run / "config.toml").read_text("utf-8").splitlines(keepends=True)
+    kept = (line for line in lines if not line.startswith(("batch_norm", "dense_updates")))
+    (run / "config.toml").write_text("".join(kept), "utf-8")
+    assert trial.command("train", *logs, "--resume", run, "--epochs", 2) == 0
+    assert trial.command("evaluate", run, "--data", logs[1]) == 0

@@ -72,9 +72,33 @@ def test_an_optimizer_is_that_of_its_settings(name):
     ]
 
 
+def test_embeddings_may_have_l2_of_all_rows():
+    settings = changed("deepfm", "model.dense_updates=true", "optimizer.embedding_l2=0.01")
+    model = build_model(settings, SCHEMA, "cpu")
+    dense, tables = build_optimizer(settings, model).parameter_groups
+    assert ((dense.l2, dense.tables), (tables.l2, tables.parameters)) == ((0, []), (0.01, []))
+    assert tables.tables == [model.embedding.group]
+    assert len(dense.parameters) == len(list(model.named_parameters()))
+    assert model.embedding.group.dense_updates
+
+
+def test_a_plateau_is_that_of_its_settings():
+    words = "schedule=plateau", "decay_factor=0.5", "decay_patience=3", "decay_threshold=0.25"
+    settings = changed("lr", *(f"optimizer.{word}" for word in (*words, "decay_min=0.125")))
+    optimizer = build_optimizer(settings, build_model(settings, SCHEMA, "cpu"))
+    assert optimizer.schedule == optim.Plateau(0.5, 3, threshold=0.25, min_factor=0.125)
+    assert (
+        build_optimizer(
+            changed("lr", "optimizer.schedule=plateau"), build_model(settings, SCHEMA, "cpu")
+        ).schedule
+        == optim.Plateau()
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        (["embedding_l2=0.5"], "embedding_l2 must be 0 without model.dense_updates, got 0.5."),
         (["name=adamw"], "weight_decay must be positive for adamw, got 0."),
         (["name=adam", "momentum=0.5"], "momentum must be 0 but for sgd, got 0.5."),
         (["schedule=plateau", "warmup_steps=3"], "warmup_steps must be 0 for plateau, got 3."),

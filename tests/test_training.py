@@ -236,6 +236,42 @@ def test_a_valid_set_of_one_class_keeps_the_last_step(tmp_path, caplog):
     assert "auc: labels are all of one class (20 of 20 positive)" in caplog.messages
 
 
+def test_a_plateau_lowers_the_rate_from_the_weights_it_has_and_the_best_comes_back(
+    tmp_path, monkeypatch
+):
+    """FuxiCTR's rule: a tenth at every AUC that isn't better by 1e-6, the end at two in a row."""
+    aucs = iter([0.6, 0.7, 0.7 + 5e-7, 0.71, 0.70, 0.71 + 5e-7])
+    weights, real = [], training.evaluate
+
+    def evaluate(model, data):
+        weights.append((weights_of(model), rows_of(model)))
+        return real(model, data) | {"auc": next(aucs)}
+
+    monkeypatch.setattr(training, "evaluate", evaluate)
+    model, run, starts = small(), RunFolder(tmp_path), []
+    optimizer = optim.Adam(
+        model.parameters(), 1e-3, schedule=optim.Plateau(threshold=1e-6, min_factor=0.05)
+    )
+    update = optimizer.step
+
+    def step(loss):
+        starts.append((weights_of(model), rows_of(model)))
+        update(loss)
+
+    monkeypatch.setattr(optimizer, "step", step)
+    data = trial.planted(20)
+    model.embedding(data[1])  # all rows are there
+    result = cupyrec.fit(
+        model, data, data, optimizer=optimizer, epochs=9, batch_size=20, patience=2,
+        min_delta=1e-6, run=run,
+    )  # fmt: skip
+    assert (result["steps"], result["best_step"], result["valid_auc"]) == (6, 4, 0.71)
+    rates = [line["lr"] for line in run.metrics() if "lr" in line]
+    np.testing.assert_allclose(rates, [1e-3, 1e-3, 1e-3, 1e-4, 1e-4, 5e-5], rtol=1e-12)
+    assert starts[1:] == weights[:-1]
+    assert (weights_of(model), rows_of(model)) == weights[3]
+
+
 def test_it_ends_at_its_best(tmp_path, monkeypatch):
     aucs = iter([0.6, 0.5])
     weights, real = [], training.evaluate

@@ -46,10 +46,12 @@ def train(
     device: str = "cpu",
     codec: str = "none",
     rounding: str = "nearest",
+    dense_updates: bool = False,
     **options,
 ) -> tuple[np.ndarray, ...]:
     """Losses, all vectors and dense parameters after so many steps."""
     model = model_of(ranks, codec, rounding, dropout=0.3).to(device)
+    model.embedding.group.dense_updates = dense_updates
     optimizer = KINDS[kind](model.parameters(), 0.05, **options)
     batches = data.RankSlices(data.Arrays(*log(steps * batch)), ranks.rank, ranks.size)
     losses = [
@@ -78,6 +80,19 @@ def test_clipping_sees_the_gradients_of_all_ranks() -> None:
     free = train(Communicator(), "sgd", 20, batch=12)
     for alone, together, other in zip(*runs, free, strict=True):
         assert distance(together, alone) <= 1e-6 < distance(other, alone)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_l2_of_all_rows_is_that_of_all_ranks(device: str) -> None:
+    """In float64 by one rank: tests/test_optimizers.py."""
+    steps, options = (40, {}) if device == "cpu" else (3, {"device": "sim"})
+    options |= dict(l2=0.05, clip_norm=0.05, dense_updates=True)
+    alone, together = (
+        train(ranks, "adam", steps, batch=12, **options) for ranks in (Communicator(), RANKS)
+    )
+    free = train(Communicator(), "adam", steps, batch=12, **options | dict(l2=0.0))
+    for a, b, other in zip(together, alone, free, strict=True):
+        assert distance(a, b) <= 1e-5 < distance(other, b)
 
 
 def test_simulated_devices_do_it_too() -> None:
