@@ -1,12 +1,14 @@
-// What: loss = 1/total * sum over b of  max(z, 0) - z * y + log(1 + exp(-|z|)), and, unless it is
-//   null, dz = (sigmoid(z) - y) / total, times `scale` unless that is null.
-// Who does what: blocks of 128 threads, two consecutive samples a thread, loaded VECTOR at a
+// What: loss = 1/total * sum over n of  w * (max(z, 0) - z * y + log(1 + exp(-|z|))), and, unless
+//   it is null, dz = w * (sigmoid(z) - y) / total, times `scale` unless that is null. Without
+//   weights, which are null then, w is 1.
+// Who does what: blocks of 128 threads, two consecutive logits a thread, loaded VECTOR at a
 //   time. Terms are float32, their sums float64: within a block by shuffles, then over its warps in
 //   order. A grid of one block writes the loss; others a part each, which the last block to come
 //   there adds up, each thread every 128th.
-// Assumes: z, y and dz are aligned to 4 * VECTOR bytes; VECTOR divides 2. total > 0. The counter is
-//   0.
-// Moves: 8 B bytes read, 4 B written with dz; 8 a block written and read again (0.5 to 0.8 %).
+// Assumes: z, y, w and dz are aligned to 4 * VECTOR bytes; VECTOR divides 2. total > 0. The
+//   counter is 0.
+// Moves: 8 n bytes read, 12 n with weights, 4 n written with dz; 8 a block written and read again
+//   (0.5 to 0.8 %).
 // Tried: terms in float64: 371 instructions a warp instead of 215, most in double precision, and
 //   36 registers instead of 25, for a loss that is rounded to float32 in the end; with terms in
 //   float32 it is within an ulp. At B = 65,536 an SM has 4 KB of input and 496 samples, so that
@@ -19,7 +21,7 @@ namespace {
 
 constexpr int THREADS = 128, SAMPLES = 2;
 
-// The samples of one thread from number i on, those from n on being 0.
+// The numbers of one thread from number i on, those from n on being 0.
 __device__ __forceinline__ Floats<SAMPLES> some(const float* x, int64_t i, int64_t n) {
     if (VECTOR == SAMPLES && i + SAMPLES <= n) return load<SAMPLES>(x + i);
     Floats<SAMPLES> values{};
@@ -44,20 +46,24 @@ __device__ __forceinline__ float slope(float z, float y) {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(128)
-    bce_with_logits(const float* z, const float* y, int64_t n, double total, double* parts,
-                    uint32_t* counter, float* loss, float* dz, const float* scale) {
+    bce_with_logits(const float* z, const float* y, const float* w, int64_t n, double total,
+                    double* parts, uint32_t* counter, float* loss, float* dz, const float* scale) {
     const int64_t i = thread_number() * SAMPLES;
     const Floats<SAMPLES> logit = some(z, i, n), label = some(y, i, n);
+    Floats<SAMPLES> weight{{1.0f, 1.0f}};
+    if (w) weight = some(w, i, n);
     double sum = 0;
 #pragma unroll
     for (int j = 0; j < SAMPLES; ++j) {
-        if (i + j < n) sum += term(logit.at[j], label.at[j]);
+        if (i + j < n) sum += weight.at[j] * term(logit.at[j], label.at[j]);
     }
     if (dz) {
         const float factor = (scale ? *scale : 1.0f) / static_cast<float>(total);
         Floats<SAMPLES> gradient;
 #pragma unroll
-        for (int j = 0; j < SAMPLES; ++j) gradient.at[j] = slope(logit.at[j], label.at[j]) * factor;
+        for (int j = 0; j < SAMPLES; ++j) {
+            gradient.at[j] = weight.at[j] * slope(logit.at[j], label.at[j]) * factor;
+        }
         if (VECTOR == SAMPLES && i + SAMPLES <= n) {
             store(dz + i, gradient);
         } else {

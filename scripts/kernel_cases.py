@@ -347,7 +347,7 @@ def _logits(xp: ModuleType, batch: int, samples: int) -> tuple[Any, Any, str]:
 def _bce(xp: ModuleType, batch: int, width: int, samples: int = 0) -> Work:
     z, y, shape = _logits(xp, batch, samples)
     return Work(
-        lambda: (bce_with_logits.bce_with_logits(z, y),), 8 * z.size + 4, shape, {"B": FULL_BATCH},
+        lambda: (bce_with_logits.bce_with_logits(z, y),), 8 * z.size + 4, shape, {"N": FULL_BATCH},
         naive=lambda: (naive.bce(xp, z, y),),
     )  # fmt: skip
 
@@ -361,6 +361,21 @@ def _bce_and_gradient(xp: ModuleType, batch: int, width: int, samples: int = 0) 
         return loss.data, loss._node.backward(unit_gradient(loss.data))[0]
 
     return Work(
-        call, 12 * z.size + 4, shape, {"B": FULL_BATCH},
+        call, 12 * z.size + 4, shape, {"N": FULL_BATCH},
         naive=lambda: (naive.bce(xp, z, y), naive.bce_backward(xp, z, y)),
+    )  # fmt: skip
+
+
+@case("bce_weighted_and_gradient")
+def _bce_weighted_and_gradient(xp: ModuleType, batch: int, width: int, samples: int = 0) -> Work:
+    z, y, shape = _logits(xp, batch, samples)
+    w = abs(floats(xp, *z.shape))
+
+    def call() -> tuple:
+        loss = bce_with_logits.bce_with_logits(Tensor(z, requires_grad=True), y, w)
+        return loss.data, loss._node.backward(unit_gradient(loss.data))[0]
+
+    return Work(
+        call, 16 * z.size + 4, shape, {"N": FULL_BATCH},
+        naive=lambda: (naive.bce_weighted(xp, z, y, w), w * naive.bce_backward(xp, z, y)),
     )  # fmt: skip

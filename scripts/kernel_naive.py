@@ -230,6 +230,10 @@ def bce(xp: ModuleType, z: Any, y: Any) -> Any:
     return (xp.maximum(z, 0) - z * y + xp.log1p(xp.exp(-abs(z)))).mean()
 
 
+def bce_weighted(xp: ModuleType, z: Any, y: Any, w: Any) -> Any:
+    return (w * (xp.maximum(z, 0) - z * y + xp.log1p(xp.exp(-abs(z))))).sum() / len(z)
+
+
 def bce_backward(xp: ModuleType, z: Any, y: Any) -> Any:
     return (1 / (1 + xp.exp(-z)) - y) / z.size
 

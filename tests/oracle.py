@@ -327,15 +327,17 @@ def mlp_gradient(dy, layers, weights, rates, linear_output: bool):
     return grad, dweights, dbiases
 
 
-def bce_with_logits(logits, labels, total: int) -> tuple[float, np.ndarray]:
-    """-(y ln p + (1 - y) ln(1 - p)) with p = 1 / (1 + e^-z), and its gradient (p - y) / total."""
-    loss, gradient = 0.0, []
-    for z, y in zip(np.ravel(logits).tolist(), np.ravel(labels).tolist(), strict=True):
+def bce_with_logits(logits, labels, total: int, weights=None) -> tuple[float, np.ndarray]:
+    """w times -(y ln p + (1 - y) ln(1 - p)) with p = 1 / (1 + e^-z), and its gradient by z."""
+    losses, gradient = [], []
+    weights = np.ones(np.shape(logits)) if weights is None else weights
+    rows = (np.ravel(x).tolist() for x in (logits, labels, weights))
+    for z, y, w in zip(*rows, strict=True):
         softplus = max(z, 0) + math.log1p(math.exp(-abs(z)))  # ln(1 + e^z) = -ln(1 - p)
-        loss += y * (softplus - z) + (1 - y) * softplus
+        losses.append(w * (y * (softplus - z) + (1 - y) * softplus))
         p = 1 / (1 + math.exp(-z)) if z > -700 else 0.0
-        gradient.append((p - y) / total)
-    return loss / max(1, total), np.reshape(gradient, np.shape(logits))
+        gradient.append(w * (p - y) / total)
+    return math.fsum(losses) / max(1, total), np.reshape(gradient, np.shape(logits))
 
 
 def layer_norm(x, weight, bias, eps: float) -> np.ndarray:

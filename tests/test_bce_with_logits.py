@@ -36,6 +36,42 @@ def test_against_the_formula(batch, total, dtype):
     np.testing.assert_allclose(gradient, slope, rtol=8 * epsilon, atol=epsilon / 1e3)
 
 
+def weighted_case(batch, tasks, dtype=f32):
+    labels = oracle.integers((batch, tasks), 0, 1, dtype, seed=1)
+    weights = np.abs(oracle.normals((batch, tasks), dtype, seed=2))
+    return 4 * oracle.normals((batch, tasks), dtype), labels, weights
+
+
+@pytest.mark.parametrize("batch", [0, 1, 17, 1025])
+@pytest.mark.parametrize("tasks", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [f32, np.float64])
+def test_tasks_and_weights_against_the_formula(batch, tasks, dtype):
+    logits, labels, weights = weighted_case(batch, tasks, dtype)
+    weights[:1] = 0
+    for options in ({}, {"weights": weights}, {"weights": Tensor(weights, requires_grad=True)}):
+        loss, gradient = run(logits, labels, **options)
+        truth, slope = oracle.bce_with_logits(logits, labels, batch, weights if options else None)
+        assert (loss.dtype, gradient.dtype, gradient.shape) == (dtype, dtype, logits.shape)
+        epsilon = np.finfo(dtype).eps
+        np.testing.assert_allclose(loss, truth, rtol=8 * epsilon)
+        np.testing.assert_allclose(gradient, slope, rtol=8 * epsilon, atol=epsilon / 1e3)
+        assert not options or not gradient[:1].any()
+    assert options["weights"].grad is None
+
+
+def test_directional_derivative_with_weights():
+    logits, labels, weights = weighted_case(17, 3, np.float64)
+    assert gradcheck(lambda z: bce_with_logits(z * 2, labels, weights, total=5) * 3, [logits])
+
+
+def test_weights_of_one_change_no_bit():
+    logits, labels = case(1025)
+    loss, gradient = run(logits, labels)
+    same = run(logits, labels, weights=np.ones_like(logits))
+    assert same[0] == loss
+    np.testing.assert_array_equal(same[1], gradient)
+
+
 def test_integer_data_is_exact():
     """Logits so large that the loss is max(z, 0) - z y and the gradient 0 or +-1."""
     logits = 64 * oracle.integers((1025, 1), 1, 9) * (2 * oracle.integers((1025, 1), 0, 1) - 1)
@@ -127,11 +163,11 @@ def test_same_bits_and_other_layouts():
         ),
         (
             np.ones((3, 1), f32), np.ones(3, f32), ValueError,
-            "'labels' must have axes (B, 1), got shape (3,).",
+            "'labels' must have axes (B, T), got shape (3,).",
         ),
         (
             np.ones((3, 2), f32), np.ones((3, 1), f32), ValueError,
-            "'logits' must have axes (B, 1), got shape (3, 2).",
+            "'labels' must have T = 2 like 'logits', got shape (3, 1).",
         ),
         (
             np.ones((3, 1), f32), np.ones((2, 1), f32), ValueError,
@@ -158,3 +194,13 @@ def test_same_bits_and_other_layouts():
 def test_refuses(logits, labels, error, text):
     with pytest.raises(error, match=oracle.sentence(f"bce_with_logits: {text}")):
         bce_with_logits(logits, labels)
+
+
+def test_refuses_weights_of_another_kind():
+    logits, labels = case(3)
+    text = "bce_with_logits: 'weights' must have T = 1 like 'logits', got shape (3, 2)."
+    with pytest.raises(ValueError, match=oracle.sentence(text)):
+        bce_with_logits(logits, labels, np.ones((3, 2), f32))
+    text = "bce_with_logits: 'weights' must be float32, got float64."
+    with pytest.raises(TypeError, match=oracle.sentence(text)):
+        bce_with_logits(logits, labels, np.ones((3, 1)))

@@ -70,6 +70,36 @@ def test_error(xp, seed):
     oracle.check_error(each, naive[:40, 0], np.float64(terms))
 
 
+@pytest.mark.parametrize(("batch", "tasks"), [(0, 2), (1, 1), (17, 3), (128, 2), (343, 3)])
+def test_tasks_and_weights_against_the_formula_and_the_cpu(xp, batch, tasks):
+    labels = oracle.integers((batch, tasks), 0, 1, seed=1)
+    logits = 4 * oracle.normals((batch, tasks))
+    for weights in (None, np.abs(oracle.normals((batch, tasks), seed=2))):
+        there = None if weights is None else xp.asarray(weights)
+        loss, gradient = on_host(run(xp, logits, labels, weights=there))
+        truth, slope = oracle.bce_with_logits(logits, labels, batch, weights)
+        cpu_loss, cpu_gradient = run(np, logits, labels, weights=weights)
+        epsilon = np.finfo(f32).eps
+        for expected, dz in ((truth, slope), (cpu_loss, cpu_gradient)):
+            np.testing.assert_allclose(loss, expected, rtol=4 * epsilon)
+            np.testing.assert_allclose(gradient, dz, rtol=8 * epsilon, atol=epsilon / 1e3)
+
+
+def test_weights_lie_as_they_do(xp):
+    logits, labels = case(300)
+    weights = np.abs(oracle.normals((300, 1), seed=2))
+    expected = on_host(run(xp, logits, labels, weights=xp.asarray(weights)))
+    spread = xp.asarray(np.repeat(weights, 2, axis=1))[:, :1]
+    larger = xp.asarray(np.concatenate([weights[:1], weights]))[1:]  # not aligned to 8 bytes
+    for there in (spread, larger):
+        got = on_host(run(xp, logits, labels, weights=there))
+        for one, other in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    ones = on_host(run(xp, logits, labels, weights=xp.ones((300, 1), f32)))
+    for one, other in zip(ones, on_host(run(xp, logits, labels)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_gradient_of_what_comes_after(xp):
     logits, labels = case(17)
     _, plain = on_host(run(xp, logits, labels))
@@ -142,7 +172,7 @@ def test_one_launch_gives_loss_and_gradient(sim):
             assert counts["bytes_read"] + counts["bytes_written"] <= 1.02 * ideal
             assert 32 * counts["sectors"] <= 1.10 * ideal
             assert counts["bank_conflicts"] <= 0.02 * counts["shared_wavefronts"]
-    assert op._kernel.geometry(B=65_536).grid == 256
+    assert op._kernel.geometry(N=65_536).grid == 256
 
 
 @pytest.mark.parametrize("batch", [0, 17, 1025])

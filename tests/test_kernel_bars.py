@@ -16,6 +16,7 @@ ALL = [(name, width) for name, (_, widths) in kernel_cases.CASES.items() for wid
 NEAR_IDEAL = {
     "sgd_dense", "momentum_dense", "adagrad_dense", "adam_dense", "ftrl_dense", "clip_scale",
     "gather_rows", "round_rows", "int8_encode", "int8_decode", "bce", "bce_and_gradient",
+    "bce_weighted_and_gradient",
     "pool_rows", "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
     "batch_norm_forward", "batch_norm_backward", "batch_norm_of_a_rank", "cast_rows",
     "cast_matrices", "gather_rows_16",
@@ -31,7 +32,8 @@ ROW_WISE = {
     "catch_up_rows", "caught_up_vectors", "ftrl_rows", "segment_sum", "segment_sum_bags",
     "segment_sum_16", "partition",
 }  # fmt: skip
-SMALL = {"bce", "bce_and_gradient", "cast_matrices"}  # 65,536 samples, or weights, don't fill a GPU
+# 65,536 samples, or weights, don't fill a GPU
+SMALL = {"bce", "bce_and_gradient", "bce_weighted_and_gradient", "cast_matrices"}
 NO_STREAM = SMALL | {
     "initial_uniform", "initial_normal",  # 12 bytes a vector are read; what is drawn bounds them
     "bag_numbers",  # a search, in offsets that L1 and L2 hold

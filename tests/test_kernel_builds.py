@@ -223,6 +223,7 @@ def vectors(shift):
         update(*(a, b, c, d)[: states + 2], **constants)
     clip_scale.clip_scale([a])
     bce_with_logits.bce_with_logits(Tensor(a, requires_grad=True), b)
+    bce_with_logits.bce_with_logits(Tensor(a, requires_grad=True), b, c)
     x, bias = floats(2, 8, shift=shift), floats(8)
     _, mask = relu_dropout.relu_dropout(x, bias)
     relu_dropout.relu_dropout_backward(x, mask)
