@@ -1,10 +1,11 @@
 """``cupyrec train --resume`` says what it finds: no checkpoint, nothing to do, other data."""
 
-import json
 from pathlib import Path
 
 import pytest
 import trial
+
+from cupyrec import checkpoint_files
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +53,10 @@ def test_a_resumed_run_says_what_it_finds_changed(logs, tmp_path, caplog):
 def test_a_run_of_before_a_setting_of_the_model_goes_on_without_it(logs, tmp_path):
     run = tmp_path / "run"
     assert trial.train(logs, run) == 0
-    manifest = run / "last" / "manifest.json"
-    told = json.loads(manifest.read_text("utf-8"))
+    told = checkpoint_files.read_manifest(run / "last")
     for key in ("batch_norm", "dense_updates"):
         del told["config"]["settings"]["model"][key]
-    manifest.write_text(json.dumps(told), "utf-8")
+    checkpoint_files.write_manifest(run / "last", told)
     lines = (run / "config.toml").read_text("utf-8").splitlines(keepends=True)
     kept = (line for line in lines if not line.startswith(("batch_norm", "dense_updates")))
     (run / "config.toml").write_text("".join(kept), "utf-8")
