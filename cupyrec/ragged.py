@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -85,6 +86,25 @@ class Bags:
         offsets = self.offsets[start * self.num_fields : stop * self.num_fields + 1]
         first, last = int(offsets[0]), int(offsets[-1])
         return Bags(self.ids[first:last], offsets - first, self.num_fields)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Bags]) -> Bags:
+        """Return the bags of all samples of some, one after the other.
+
+        Examples
+        --------
+        >>> bags = Bags(np.array([7, 1]), np.array([0, 1, 2]), num_fields=1)
+        >>> joined = Bags.joined([bags, bags.part(1, 2)])
+        >>> joined.ids, joined.offsets
+        (array([7, 1, 1]), array([0, 1, 2, 3]))
+        """
+        xp = arrays.namespace("Bags", *(part.ids for part in parts))
+        ids, lengths = (
+            xp.concatenate(some)
+            for some in ([part.ids for part in parts], [xp.diff(part.offsets) for part in parts])
+        )
+        offsets = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(lengths)])
+        return cls(ids, offsets, parts[0].num_fields)
 
     def first_of(self, field: int, missing: int) -> Any:
         """Return the first id of each bag of a field, (B,); `missing` for an empty one.

@@ -21,6 +21,13 @@ def test_it_moves_between_devices(sim):
     assert isinstance(back.labels, np.ndarray)
 
 
+def test_a_part_knows_where_it_stands():
+    batch = Batch(np.arange(5, dtype="f")[:, None], np.arange(5)[:, None], first=3, total=9)
+    part = batch.part(1, 4)
+    assert (part.first, part.total, part.ids.ravel().tolist()) == (4, 9, [1, 2, 3])
+    assert np.shares_memory(part.dense, batch.dense)
+
+
 def test_labels_may_be_unknown():
     assert Batch(np.zeros((1, 1), np.float32), np.zeros((1, 1), np.int64)).labels is None
 

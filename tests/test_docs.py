@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import trial
 from pyarrow import parquet
+from test_tsv import fnv1a
 
 from cupyrec import cli, config
 from cupyrec.commands import _settings
@@ -38,7 +39,7 @@ def commands(block: str) -> list[list[str]]:
 def folder(tmp_path, monkeypatch):
     """A folder with the page's schema and rows, which this process is in."""
     monkeypatch.chdir(tmp_path)
-    (schema,), (rows,) = blocks("toml"), blocks("text")
+    schema, rows = blocks("toml")[0], blocks("text")[0]
     Path("schema.toml").write_text(schema, "utf-8")
     Path("clicks.csv").write_text(rows, "utf-8")
     return tmp_path
@@ -63,6 +64,17 @@ def test_the_rows_are_what_the_page_says(folder):
     test = doctest.DocTestParser().get_doctest(source, {}, "data.md", None, 0)
     result = doctest.DocTestRunner().run(test)
     assert (result.failed, result.attempted) == (0, 6)
+
+
+def test_the_file_with_header_quotes_and_bags(tmp_path):
+    Path(tmp_path, "schema.toml").write_text(blocks("toml")[1], "utf-8")
+    Path(tmp_path, "movies.csv").write_text(blocks("text")[1], "utf-8")
+    data = TSV(tmp_path / "movies.csv", Schema.load(tmp_path / "schema.toml"))
+    (batch,) = data.batches(9)
+    assert batch.labels.ravel().tolist() == [1, 0]
+    assert np.diff(batch.ids.offsets).tolist() == [1, 2, 1, 0]
+    names = [b"Good, the Bad and the Ugly, The", b"Western", b"Adventure"]
+    assert batch.ids.ids.tolist() == [*map(fnv1a, names), fnv1a(b'"Great Performances" Cats')]
 
 
 def test_the_commands_on_a_log_of_ones_own(folder, capsys):

@@ -16,6 +16,13 @@ def test_parts_are_the_bags_of_their_samples(bags):
     assert (part.ids.tolist(), part.offsets.tolist()) == ([8, 9], [0, 1, 1, 1, 2])
 
 
+def test_joined_they_are_those_of_all_samples(bags):
+    joined = Bags.joined([bags.part(0, 2), bags.part(1, 1), bags.part(2, 3), bags])
+    assert joined.ids.tolist() == bags.ids.tolist() * 2
+    assert np.diff(joined.offsets).tolist() == np.diff(bags.offsets).tolist() * 2
+    assert joined.shape == (6, 2)
+
+
 def test_first_ids_of_a_field(bags):
     assert bags.first_of(0, missing=-1).tolist() == [7, 8, -1]
     assert bags.first_of(1, missing=-1).tolist() == [5, -1, 9]

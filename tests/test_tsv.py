@@ -3,6 +3,7 @@ import logging
 import math
 import os
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from cupyrec import cpu
 from cupyrec.data import TSV, Column, Schema, criteo_schema, lines
 
 MISSING = -(2**63)
@@ -327,6 +329,52 @@ def test_missing_files(tmp_path, write):
         TSV(tmp_path, Schema((LABEL, CODE)))
     with pytest.raises(ValueError, match="'paths' must name at least one file"):
         TSV([], Schema((LABEL, CODE)))
+
+
+def test_files_that_change_are_refused(write):
+    path, other = write("1\ta\n"), write("1\tb\n", "other.tsv")
+    data = TSV([other, path], Schema((LABEL, CODE)))
+    assert [ids for _, _, ids in rows(data, 9)] == [[11], [10]]
+    write("1\tab\n")
+    told = f"{path}: must stay as it was when the dataset was made, got a file of another size or "
+    with pytest.raises(ValueError, match=re.escape(told)):
+        data.of_rank(0, 2).batches(9)
+    data, stat = TSV([other, path], data.schema), path.stat()
+    write("1\tba\n")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    with pytest.raises(ValueError, match=re.escape(told)):
+        data.batches(9)
+    path.unlink()
+    with pytest.raises(ValueError, match=re.escape(told)):
+        data.batches(9)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_batches_are_the_same_for_any_number_of_threads(write, monkeypatch, on_error):
+    monkeypatch.setattr(lines, "_BLOCK", 1000)
+    path = write("".join(f"{i % 2}\t{i}\t{i:x}\n" for i in range(2003)))
+    data = TSV(path, Schema((LABEL, SIZE, CODE)), on_error=on_error)
+    before = cpu.num_threads()
+    try:
+        for threads in (1, 2, 7):
+            cpu.set_num_threads(threads)
+            assert [ids[0] for _, _, ids in rows(data, 64)] == list(range(2003))
+            batches = data.batches(64)
+            next(batches)
+            batches.close()
+            assert not [t for t in threading.enumerate() if t.name.startswith("cupyrec-in-order")]
+    finally:
+        cpu.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_before_a_malformed_line_come_whatever_reads_ahead(write, monkeypatch, threads):
+    monkeypatch.setattr(cpu, "_threads", threads)
+    path = write("1\ta\n" * 10 + "x\ta\n" + "1\ta\n" * 50)
+    batches = TSV(path, Schema((LABEL, CODE))).batches(3)
+    assert [len(next(batches)) for _ in range(3)] == [3, 3, 3]
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 11, column 'label'")):
+        next(batches)
 
 
 # Malformed lines

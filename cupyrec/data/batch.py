@@ -80,12 +80,22 @@ class Batch:
         >>> [(part.first, len(part), part.total) for part in map(batch.of_rank, range(2), [2] * 2)]
         [(0, 2, 5), (2, 3, 5)]
         """
-        first, stop = share_of(len(self), rank, ranks)
+        return self.part(*share_of(len(self), rank, ranks))
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Return the rows from `start` on and before `stop`, as views.
+
+        Examples
+        --------
+        >>> part = Batch(np.zeros((5, 1), np.float32), np.zeros((5, 2), np.int64)).part(1, 3)
+        >>> part.first, len(part), part.total
+        (1, 2, 5)
+        """
 
         def rows(column: Any) -> Any:
-            return column.part(first, stop) if isinstance(column, Bags) else column[first:stop]
+            return column.part(start, stop) if isinstance(column, Bags) else column[start:stop]
 
-        return dataclasses.replace(self._each(rows), first=self.first + first)
+        return dataclasses.replace(self._each(rows), first=self.first + start)
 
     def weighted(self, tasks: Sequence[float] = (), positives: float = 1.0) -> Batch:
         """Return the batch, on the CPU, with its weights times those of tasks and classes.

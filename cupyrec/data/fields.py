@@ -11,14 +11,14 @@ import numpy as np
 
 from cupyrec import cpu
 
-__all__ = ["HEX", "IGNORE", "INTEGER", "LABEL", "MISSING", "NUMERIC", "STRING", "parse"]
+__all__ = ["HEX", "IGNORE", "INTEGER", "LABEL", "MISSING", "NUMERIC", "STRING", "WEIGHT", "parse"]
 
 #: Id of an empty categorical field: INT64_MIN.
 MISSING = np.int64(-(2**63))
 #: What a column of the file is read as; those from HEX on become ids.
-IGNORE, LABEL, NUMERIC, HEX, INTEGER, STRING = range(6)
+IGNORE, LABEL, WEIGHT, NUMERIC, HEX, INTEGER, STRING = range(7)
 
-_NEWLINE, _PLUS, _MINUS, _POINT, _ZERO, _E = b"\n+-.0e"
+_NEWLINE, _PLUS, _MINUS, _POINT, _ZERO, _E, _QUOTE = b'\n+-.0e"'
 # Fowler, Noll and Vo's hash 1a. Saved models hold such ids: it never changes.
 _FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
@@ -104,45 +104,81 @@ def _integer(data, at):
     return at, value, good and at > start
 
 
+@cpu.exact_inline
+def _id(kind, data, at, stop, separator):
+    """Read what stands before `stop`, a separator or the line's end as an id, MISSING if nothing
+    does; return (end, id, whether it is one)."""
+    start, code, good = at, np.uint64(0), True
+    if kind == HEX:
+        digit = _HEX_DIGITS[data[at]]
+        while digit < 16:
+            code = (code << np.uint64(4)) | np.uint64(digit)
+            at += 1
+            digit = _HEX_DIGITS[data[at]]
+        good = at - start <= 16
+    elif kind == INTEGER:
+        if data[at] != stop and data[at] != separator and data[at] != _NEWLINE:
+            at, code, good = _integer(data, at)
+    else:  # STRING, IGNORE
+        code = _FNV_START
+        while data[at] != separator and data[at] != _NEWLINE:
+            if data[at] == stop:
+                if stop != _QUOTE or data[at + 1] != _QUOTE:
+                    break
+                at += 1  # a doubled quote is one
+            code = (code ^ np.uint64(data[at])) * _FNV_PRIME
+            at += 1
+    return at, np.int64(code) if at > start else MISSING, good
+
+
 @cpu.exact_loop
-def parse(data, at, delimiter, columns, row, dense, ids, labels):
-    """Read lines from byte `at` into rows from `row` on, until the bytes or the rows run out.
+def parse(
+    data, delimiter, quotes, columns, row, used, dense, ids, labels, weights, lengths, bagged
+):  # fmt: skip
+    """Read lines into rows from `row` on, until the bytes or the rows run out.
 
     Parameters
     ----------
     data : (n,) uint8
         Whole lines: the last byte is a newline, so no field needs a bound of its own.
-    columns : (C, 4) int64
+    quotes : bool
+        Whether a field may stand in quotes.
+    columns : (C, 5) int64
         For each column: what it is read as, its place in the row, whether its logarithm is taken,
-        and the place of its bucket in `ids` or -1.
-    dense, ids, labels : (B, num_dense) float32, (B, num_tables) int64, (B, 1) float32
+        the place of its bucket in `ids` or -1, and what stands between the ids of a bag or -1.
+    dense, ids, labels, weights : (B, num_dense) float32, (B, num_tables) int64, (B, T) float32
         Written. An empty field is 0.0 in `dense` and `MISSING` in `ids`.
+    lengths, bagged : (B, num_tables) int64, (N,) int64
+        Of bags `ids` tells where in `bagged`, from `used` on, they begin, and `lengths` how many
+        ids they have.
 
     Returns
     -------
-    at, row, column : int
-        Where to go on. After a malformed line `at` is that line's start, and `column` is where
-        reading it failed; else `column` is -1.
+    row, used, column : int
+        Where to go on. After a malformed line they are those of its beginning, and `column` is
+        where reading it failed; else `column` is -1.
     """
-    size, rows, last = len(data), len(dense), len(columns) - 1
+    size, rows, last, at = len(data), len(dense), len(columns) - 1, 0
     while at < size and row < rows:
-        line = at
+        begin = used
         for column in range(last + 1):
-            kind, place = columns[column, 0], columns[column, 1]
-            start, code, good = at, np.uint64(0), True
-            if kind == HEX:
-                digit = _HEX_DIGITS[data[at]]
-                while digit < 16:
-                    code = (code << np.uint64(4)) | np.uint64(digit)
-                    at += 1
-                    digit = _HEX_DIGITS[data[at]]
-                good = at - start <= 16
-            elif kind == INTEGER:
-                if data[at] != delimiter and data[at] != _NEWLINE:
-                    at, code, good = _integer(data, at)
+            kind, place, separator = columns[column, 0], columns[column, 1], columns[column, 4]
+            quoted = quotes and data[at] == _QUOTE
+            at += quoted
+            stop, good = _QUOTE if quoted else delimiter, True
+            if separator >= 0:
+                first, more = used, data[at] != stop and data[at] != _NEWLINE
+                if quoted and data[at] == stop:  # which may begin a doubled one
+                    more = data[at + 1] == _QUOTE
+                while more:
+                    at, bagged[used], good = _id(kind, data, at, stop, separator)
+                    used += 1
+                    more = good and data[at] == separator
+                    at += more
+                ids[row, place], lengths[row, place] = first, used - first
             elif kind == NUMERIC:
                 value, bucket = 0.0, 0
-                if data[at] != delimiter and data[at] != _NEWLINE:
+                if data[at] != stop and data[at] != _NEWLINE:
                     at, value = _number(data, at)
                     logarithm = math.log1p(abs(value))
                     bucket = 1 if value < 0 else 2 + int(2 * logarithm)
@@ -154,17 +190,21 @@ def parse(data, at, delimiter, columns, row, dense, ids, labels):
                     ids[row, columns[column, 3]] = bucket
             elif kind == LABEL:
                 at, value = _number(data, at)
-                labels[row, 0] = value
+                labels[row, place] = value
                 good = value == 0 or value == 1
-            else:  # STRING, IGNORE
-                code = _FNV_START
-                while data[at] != delimiter and data[at] != _NEWLINE:
-                    code = (code ^ np.uint64(data[at])) * _FNV_PRIME
-                    at += 1
-            if kind >= HEX:
-                ids[row, place] = np.int64(code) if at > start else MISSING
+            elif kind == WEIGHT:
+                at, value = _number(data, at)
+                weights[row] = value
+                good = value >= 0 and np.isfinite(np.float32(value))
+            else:
+                at, code, good = _id(kind, data, at, stop, separator)
+                if kind != IGNORE:
+                    ids[row, place] = code
+            if quoted:
+                good = good and data[at] == _QUOTE
+                at += good
             if not good or data[at] != (delimiter if column < last else _NEWLINE):
-                return line, row, column
+                return row, begin, column
             at += 1
         row += 1
-    return at, row, -1
+    return row, used, -1

@@ -18,6 +18,7 @@ __all__ = ["Lines", "batched", "read_lines"]
 _BLOCK = 1 << 20  # bytes asked of a file at a time
 _LONGEST_LINE = 1 << 26  # a file without newlines is not read into memory as a whole
 _NEWLINE = ord("\n")
+_BYTE_ORDER_MARK = np.frombuffer(b"\xef\xbb\xbf", np.uint8)  # of UTF-8
 _PARQUET = b"PAR1\x15"  # how a Parquet file begins, its first page's header included
 
 
@@ -82,7 +83,8 @@ class Lines:
 def read_lines(path: Path) -> Iterator[Lines]:
     """Yield a file's lines, those of a block at a time; each ends with a newline alone.
 
-    What is in a block is good until the next one is asked for.
+    A UTF-8 byte order mark before the first one is passed over. What is in a block is good until
+    the next one is asked for.
 
     Raises
     ------
@@ -115,6 +117,8 @@ def read_lines(path: Path) -> Iterator[Lines]:
                 filled += 1
             if size := buffer.rfind(b"\n", 0, filled) + 1:
                 block = _without_returns(buffer, size)
+                if header is None and np.array_equal(block[:3], _BYTE_ORDER_MARK):
+                    block = block[3:]
                 ends = np.flatnonzero(block == _NEWLINE) + 1
                 if header is None:
                     header = block[: ends[0] - 1].tobytes()

@@ -3,49 +3,53 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-
-from cupyrec import errors
-from cupyrec.data import fields
+from cupyrec import cpu, errors
 from cupyrec.data.batch import Batch, share_of
+from cupyrec.data.in_order import in_order
+from cupyrec.data.layout import Layouts, content, split
 from cupyrec.data.lines import Lines, batched, read_lines
+from cupyrec.data.rebatched import rebatched
+from cupyrec.data.rows import Rows
 from cupyrec.data.schema import Column, Schema
 
 __all__ = ["TSV"]
 
 logger = logging.getLogger("cupyrec")
 
+_MOST_THREADS = 4  # one more finds the lines, and has to keep up
 _RULES = {  # by encoding, else kind
     "label": "the label must be 0 or 1",
+    "weight": "the weight must be a finite number, not negative",
     "numeric": "must be a finite number",
     "hex": "must be 1 to 16 hex digits",
     "integer": "must be an integer of 64 bits",
 }
-_ENCODINGS = {"hex": fields.HEX, "integer": fields.INTEGER, "string": fields.STRING}
 
 
 class TSV:
     """Rows of delimited text files, plain or compressed (``.gz``, ``.zst``), in order.
 
-    Files are streamed: a batch and its text are in memory. A line ends with ``\\n`` or
-    ``\\r\\n``, quotes have no meaning, and an empty field is a missing value. Numbers are read
-    as float64, transformed, and rounded to float32.
+    Files are streamed: some batches and their text are in memory, one or two more than there are
+    threads. Up to four, or `cupyrec.num_threads`, read at once, which changes no batch. A line ends
+    with ``\\n`` or ``\\r\\n``, and an empty field is a missing value or an empty bag. Numbers are
+    read as float64, transformed, and rounded to float32.
 
     Parameters
     ----------
     paths : path or sequence of paths
     schema : Schema
-        The columns that every line must have.
+        The columns that every line must have, and how files are written.
     labels : bool
-        Whether batches carry labels. If not, the label column's content is not looked at, and a
-        file may lack that column: it does if its first line has one column fewer than the schema,
-        and then every line of it must.
+        Whether batches carry labels, and weights if the schema has them. If not, what those columns
+        say is not looked at, and a file may lack the labels, or the labels and the weight: without
+        header it does if its first line has so many columns fewer than the schema, and then every
+        line of it must.
     on_error : {"raise", "skip"}
         What to do at a malformed line: raise, or skip and count it. Which rows a batch has then
         hangs on what lines say, so that every rank reads all of them.
@@ -53,7 +57,9 @@ class TSV:
     Attributes
     ----------
     num_dense, num_tables : int
-        Values and ids in a row.
+        Values and ids, or bags, in a row.
+    task_names : list of str
+        Names of the labels.
     skipped : int
         Malformed lines passed over in the epoch that was begun last.
 
@@ -62,8 +68,9 @@ class TSV:
     FileNotFoundError, IsADirectoryError
         A path is no file.
     ValueError
-        A file is empty, or the schema has no label and `labels` is true. While reading: a line is
-        malformed, a compressed file damaged, or a file has no rows.
+        A file is empty, its header lacks a column of the schema or has a name twice, or the schema
+        has no label and `labels` is true. While reading: a line is malformed, a compressed file
+        damaged, or a file has no rows.
 
     Examples
     --------
@@ -108,13 +115,15 @@ class TSV:
         self.on_error = on_error
         self.num_dense = schema.num_dense
         self.num_tables = schema.num_tables
+        self.task_names = schema.task_names
         self.skipped = 0
         self._first_skipped = ""
         self._rank, self._ranks = 0, 1
-        self._layouts = [_layout(schema.columns, schema, labels)]
-        if not labels:
-            others = [column for column in schema.columns if column.kind != "label"]
-            self._layouts.append(_layout(others, schema, labels))
+        self._layouts = Layouts(schema, labels)
+        self._states = [_state(path) for path in self.paths]
+        for path, state in zip(self.paths, self._states, strict=True):
+            if schema.header and state is not None:  # else it is seen when it is read
+                self._layouts.of(next(read_lines(path)))
 
     def of_rank(self, rank: int, ranks: int) -> TSV:
         """Return the dataset for one of several ranks: its rows of each batch, see `Batch.of_rank`.
@@ -155,118 +164,128 @@ class TSV:
         ------
         Batch
             Arrays of its own; they stay valid.
+
+        Raises
+        ------
+        ValueError, TypeError
+            An argument is not such, or a file is another one than when the dataset was made.
         """
         batch_size = errors.positive("TSV.batches", "batch_size", batch_size)
         if skip < 0:
             raise ValueError(f"TSV.batches: 'skip' must be at least 0, got {skip}.")
+        for path, state in zip(self.paths, self._states, strict=True):
+            if _state(path) != state:
+                raise ValueError(
+                    f"{path}: must stay as it was when the dataset was made, got a file of another "
+                    f"size or time of change."
+                )
         return (self._strict if self.on_error == "raise" else self._lenient)(batch_size, skip)
 
     def _strict(self, size: int, skip: int) -> Iterator[Batch]:
         """Each line is a row, so which are a rank's is known before any is read."""
         self.skipped = 0
-        blocks = (lines for path in self.paths for lines in read_lines(path))
-        for batch in batched(blocks, size, skip=skip):
-            total = sum(map(len, batch))
-            first, stop = share_of(total, self._rank, self._ranks)
-            arrays, row, at = self._allocate(stop - first), 0, 0
-            for lines in batch:
-                own = lines.part(max(first - at, 0), max(stop - at, 0))
-                before, at = row, at + len(lines)
-                row, column = self._parse(own, arrays, row)
-                if column >= 0:
-                    raise ValueError(self._sentence(own.part(row - before), column))
-            yield self._batch(arrays, row, first, total)
+        blocks = itertools.chain.from_iterable(map(self._blocks, self.paths))
+        parts = map(self._part, batched(blocks, size, skip=skip))
+        yield from in_order(self._read, parts, self._threads)
+
+    def _part(self, batch: list[Lines]) -> tuple[list[Lines], int, int]:
+        """The rank's lines of a batch, the number of the first one, and how many all have."""
+        total, at, own = sum(map(len, batch)), 0, []
+        first, stop = share_of(total, self._rank, self._ranks)
+        for lines in batch:
+            own.append(lines.part(max(first - at, 0), max(stop - at, 0)))
+            at += len(lines)
+        return own, first, total
+
+    def _read(self, part: tuple[list[Lines], int, int]) -> Batch:
+        own, first, total = part
+        rows = Rows(self.schema, own)
+        for lines in own:
+            before = rows.filled
+            column = rows.read(lines, self._layouts.of(lines))
+            if column >= 0:
+                raise ValueError(self._sentence(lines.part(rows.filled - before), column))
+        return rows.batch(self.labels, first, total)
 
     def _lenient(self, size: int, skip: int) -> Iterator[Batch]:
         """Malformed lines are no rows, so which are a rank's is known when all are read."""
-        arrays, row = self._allocate(size), 0
-        self.skipped, passed = 0, 0
-        for path in self.paths:
-            unread = True
-            for lines in read_lines(path):
-                while len(lines):
-                    before = row
-                    row, column = self._parse(lines, arrays, row)
-                    unread &= row == before
-                    lines = lines.part(row - before)
-                    if column >= 0:
-                        if not self.skipped:
-                            self._first_skipped = self._sentence(lines, column)
-                        self.skipped += 1
-                        lines = lines.part(1)
-                    elif row == size:
-                        passed += 1
-                        if passed > skip:
-                            yield self._batch(arrays, row).of_rank(self._rank, self._ranks)
-                            arrays = self._allocate(size)
-                        row = 0
-            if unread:
-                raise ValueError(f"{path}: must have at least one row, got malformed lines alone.")
-        if row and passed >= skip:
-            yield self._batch(arrays, row).of_rank(self._rank, self._ranks)
+        self.skipped = 0
+        for batch in itertools.islice(rebatched(self._good_rows(), size), skip, None):
+            yield batch.of_rank(self._rank, self._ranks)
         if self.skipped:
             logger.warning(
                 "skipped %d malformed lines, the first: %s", self.skipped, self._first_skipped
             )
 
-    def _allocate(self, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return (
-            np.empty((size, self.num_dense), np.float32),
-            np.empty((size, self.num_tables), np.int64),
-            np.empty((size, 1), np.float32),
-        )
+    def _good_rows(self) -> Iterator[Batch]:
+        for path in self.paths:
+            blocks, found = (lines.copy() for lines in self._blocks(path)), 0
+            for batch, skipped, sentence in in_order(self._read_good, blocks, self._threads):
+                if not self.skipped:
+                    self._first_skipped = sentence
+                self.skipped, found = self.skipped + skipped, found + len(batch)
+                yield batch
+            if not found:
+                raise ValueError(f"{path}: must have at least one row, got malformed lines alone.")
 
-    def _batch(
-        self, arrays: tuple[np.ndarray, ...], rows: int, first: int = 0, total: int = -1
-    ) -> Batch:
-        dense, ids, labels = (array[:rows] for array in arrays)
-        return Batch(dense, ids, labels if self.labels else None, first, total)
+    def _read_good(self, lines: Lines) -> tuple[Batch, int, str]:
+        """The rows of some lines, how many of them are malformed, and what is wrong with the first
+        of those."""
+        rows, skipped, sentence = Rows(self.schema, [lines]), 0, ""
+        while len(lines):
+            before = rows.filled
+            column = rows.read(lines, self._layouts.of(lines))
+            lines = lines.part(rows.filled - before)
+            if column >= 0:
+                sentence = sentence or self._sentence(lines, column)
+                skipped, lines = skipped + 1, lines.part(1)
+        return rows.batch(self.labels), skipped, sentence
 
-    def _layout_of(self, lines: Lines) -> _Layout:
-        """The columns of a file: the schema's, or all of them but the label."""
-        width = lines.header.count(self.schema.delimiter.encode()) + 1
-        return self._layouts[-1 if width == len(self._layouts[-1].columns) else 0]
+    def _blocks(self, path: Path) -> Iterator[Lines]:
+        """The lines of a file that are rows."""
+        empty = True
+        for lines in read_lines(path):
+            if self.schema.header and lines.number == 1:
+                lines = lines.part(1)
+            if len(lines):
+                yield lines
+                empty = False
+        if empty:
+            raise ValueError(f"{path}: must have at least one row, got a header alone.")
 
-    def _parse(self, lines: Lines, arrays: tuple[np.ndarray, ...], row: int) -> tuple[int, int]:
-        """Read lines into rows from `row` on; return the next one, and a column as `fields.parse`
-        does, if its line is malformed."""
-        delimiter, layout = ord(self.schema.delimiter), self._layout_of(lines)
-        return fields.parse(lines.text, 0, delimiter, layout.table, row, *arrays)[1:]
+    @property
+    def _threads(self) -> int:
+        """How many read at once: more would have nothing to do, for one finds the lines."""
+        return min(cpu.num_threads(), _MOST_THREADS)
 
     def _sentence(self, lines: Lines, column: int) -> str:
         """What is wrong with the first of these lines."""
-        columns = self._layout_of(lines).columns
-        texts = lines.part(0, 1).text.tobytes()[:-1].split(self.schema.delimiter.encode())
+        names, columns, _ = self._layouts.of(lines)
+        texts = split(lines.part(0, 1).text.tobytes()[:-1], self.schema)
+        values = [content(text) for text in texts] if self.schema.quotes else texts
         where, width = f"{lines.path}, line {lines.number}, column", len(texts)
-        if width != len(columns):
-            name = repr(columns[width].name) if width < len(columns) else len(columns) + 1
-            return f"{where} {name}: a line must have {len(columns)} columns, got {width}."
-        value = texts[column].decode("utf-8", "backslashreplace")
+        if None in values[: column + 1]:
+            column = values.index(None)
+            rule, value = "a field that begins with a quote must end with one", texts[column]
+        elif width != len(names):
+            name = repr(names[width]) if width < len(names) else len(names) + 1
+            return f"{where} {name}: a line must have {len(names)} columns, got {width}."
+        else:
+            rule, value = _rule(columns[column]), values[column]
+        value = value.decode("utf-8", "backslashreplace")
         if len(value) > 60:
             value = value[:60] + "..."
-        rule = _RULES[columns[column].encoding or columns[column].kind]
-        return f"{where} {columns[column].name!r}: {rule}, got {value!r}."
+        return f"{where} {names[column]!r}: {rule}, got {value!r}."
 
 
-class _Layout(NamedTuple):
-    """Columns of a file, and the (C, 4) table that tells `fields.parse` what to do with each."""
-
-    columns: Sequence[Column]
-    table: np.ndarray
+def _rule(column: Column) -> str:
+    rule = _RULES[column.encoding or column.kind]
+    return f"each id {rule}" if column.bag else rule
 
 
-def _layout(columns: Sequence[Column], schema: Schema, labels: bool) -> _Layout:
-    tables, dense = schema.table_names, 0
-    rows = []
-    for column in columns:
-        table = tables.index(column.table) if column.table else -1
-        if column.kind == "categorical":
-            rows.append((_ENCODINGS[column.encoding], table, 0, -1))
-        elif column.kind == "numeric":
-            rows.append((fields.NUMERIC, dense, column.transform == "log", table))
-            dense += 1
-        elif column.kind == "label" and labels:
-            rows.append((fields.LABEL, 0, 0, -1))
-        else:
-            rows.append((fields.IGNORE, 0, 0, -1))
-    return _Layout(columns, np.array(rows, np.int64))
+def _state(path: Path) -> tuple[int, int] | None:
+    """What tells that a file was changed, None of what is no file, as a pipe."""
+    if not path.is_file():
+        return None
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns

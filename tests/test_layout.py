@@ -1,0 +1,97 @@
+"""Files whose first line names their columns."""
+
+import re
+from pathlib import Path
+
+import pytest
+from oracle import sentence
+
+from cupyrec.data import TSV, Column, Schema
+
+COLUMNS = (
+    Column("click", "label"), Column("item", "categorical", "integer"),
+    Column("size", "numeric"), Column("weight", "weight"), Column("note", "ignore"),
+)  # fmt: skip
+SCHEMA = Schema(COLUMNS, ",", header=True)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content: str, name: str = "clicks.csv") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content.encode())
+        return path
+
+    return write
+
+
+def rows(data: TSV) -> list[tuple]:
+    out = []
+    for batch in data.batches(2):
+        labels = [None] * len(batch) if batch.labels is None else batch.labels[:, 0].tolist()
+        out += zip(labels, batch.dense[:, 0].tolist(), batch.ids[:, 0].tolist(), strict=True)
+    return out
+
+
+def test_each_file_has_an_order_of_its_own(write):
+    paths = [
+        write("click,item,size,weight,note\n1,7,2.5,1,x\n0,8,0,1,\n1,9,,1,\n", "a"),
+        write("\ufeffday,weight,size,other,item,click\r\nmon,2,-1,,-5,0\r\n", "b"),
+    ]
+    data = TSV(paths, SCHEMA)
+    for _ in range(2):
+        assert rows(data) == [(1, 2.5, 7), (0, 0, 8), (1, 0, 9), (0, -1, -5)]
+    assert [b.weights[:, 0].tolist() for b in data.batches(3)] == [[1, 1, 1], [2]]
+
+
+def test_names_in_quotes(write):
+    quoted = Schema(COLUMNS[:3], ",", header=True, quotes=True)
+    path = write('"a ""b"", c","size","item","click"\n"x,y",1,2,"0"\n')
+    assert rows(TSV(path, quoted)) == [(0, 1, 2)]
+
+
+def test_without_labels_files_lack_them_or_not(write):
+    bare = write("size,item\n1,7\n", "bare")
+    full = write("weight,click,size,item\nx,,2,8\n", "full")
+    assert rows(TSV([bare, full, bare], SCHEMA, labels=False)) == [
+        (None, 1, 7), (None, 2, 8), (None, 1, 7),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("header", "told"), [
+    ("click,weight,item", "the header must name the schema's columns, got no 'size'."),
+    ("weight,item,size", "the header must name the schema's columns, got no 'click'."),
+    ("click,item,size", "the header must name the schema's columns, got no 'weight'."),
+    ("Click,item,size,weight", "the header must name the schema's columns, got no 'click'."),
+    ("click,item,size,weight,item", "a header must name a column once, got 'item' twice."),
+    ("click,a,item,a,size,weight", "a header must name a column once, got 'a' twice."),
+])  # fmt: skip
+def test_a_header_that_does_not_fit(write, header, told):
+    good = write("click,item,size,weight\n1,7,2.5,1\n", "good")
+    path = write(header + "\n1,7,1,1,1\n")
+    for on_error in ("raise", "skip"):
+        with pytest.raises(ValueError, match=sentence(f"{path}, line 1: {told}")):
+            TSV([good, path], SCHEMA, on_error=on_error)
+
+
+def test_a_malformed_line_is_told_by_its_number_and_column(write):
+    path = write("item,more,size,click,weight\n7,x,1,1,1\n8,x,y,1,1\n")
+    text = f"{path}, line 3, column 'size': must be a finite number, got 'y'."
+    with pytest.raises(ValueError, match=sentence(text)):
+        rows(TSV(path, SCHEMA))
+    path = write("item,more,size,click,weight\n7,x,1\n")
+    text = f"{path}, line 2, column 'click': a line must have 5 columns, got 3."
+    with pytest.raises(ValueError, match=sentence(text)):
+        rows(TSV(path, SCHEMA))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_header_alone(write, on_error):
+    path = write("item,size,click,weight\n")
+    with pytest.raises(ValueError, match=re.escape(f"{path}: must have at least one row, got a")):
+        rows(TSV(path, SCHEMA, on_error=on_error))
+
+
+def test_a_file_without_header_may_begin_with_a_byte_order_mark(write):
+    schema = Schema(COLUMNS[:3], ",")
+    assert rows(TSV(write("\ufeff1,7,2\n0,8,1\n"), schema)) == [(1, 2, 7), (0, 1, 8)]
