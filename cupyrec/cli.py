@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             from cupyrec import commands
 
-        if options.command in ("checkpoint", "data"):
+        if options.command in ("checkpoint", "data", "report"):
             _refuse_ranks(options.command)
         return getattr(commands, options.run)(options) or 0
     except UsageError as error:
@@ -147,6 +147,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "predict":
             command.add_argument("--output", required=True, metavar="F.{npy,parquet,csv}")
             command.add_argument("--overwrite", action="store_true", help="replace the output")
+    report = commands.add_parser("report", help="draw a run: one page, report.html in its folder")
+    report.set_defaults(run="report")
+    report.add_argument("folder", metavar="RUN", help="a run's folder, which may still be trained")
     _add_data(commands.add_parser("data", help="make click logs"))
     _add_checkpoint(commands.add_parser("checkpoint", help="look into checkpoints, rewrite them"))
     return parser

@@ -38,9 +38,10 @@ from cupyrec.from_settings import (
 )
 from cupyrec.parallel import Communicator, world
 from cupyrec.progress import Progress
+from cupyrec.report import write_report
 from cupyrec.run_folder import RunFolder, json_line
 
-__all__ = ["data_movielens_100k", "data_synthetic", "evaluate", "predict", "train"]
+__all__ = ["data_movielens_100k", "data_synthetic", "evaluate", "predict", "report", "train"]
 
 logger = logging.getLogger("cupyrec")
 
@@ -167,6 +168,11 @@ def _write(probabilities: np.ndarray, output: Path) -> None:
         temporary.replace(output)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def report(options: argparse.Namespace) -> None:
+    """Draw a run's metrics as report.html in its folder; print the path as a JSON line."""
+    _print({"report": str(write_report(options.folder))})
 
 
 def data_movielens_100k(options: argparse.Namespace) -> None:

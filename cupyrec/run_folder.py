@@ -4,6 +4,7 @@ config.toml             the resolved configuration
 data.json               names and sizes of the files to train on
 metrics.jsonl           one JSON object a line
 checkpoints/step-N/     checkpoints; only those that a link points to are kept
+report.html             what `cupyrec report` draws of all this
 last, best              links to checkpoints, switched atomically
 """
 
@@ -25,7 +26,7 @@ from cupyrec.parallel import Communicator, world
 __all__ = ["RunFolder", "json_line"]
 
 _LOCK = ".lock"
-_OURS = ("config.toml", "data.json", "metrics.jsonl", "last", "best", "curve.png")
+_OURS = ("config.toml", "data.json", "metrics.jsonl", "last", "best", "report.html")
 
 
 def json_line(values: dict[str, Any]) -> str:
@@ -139,13 +140,27 @@ class RunFolder:
         --------
         See the class.
         """
+        return self.read_metrics(self._metrics) if self._metrics.exists() else []
+
+    @staticmethod
+    def read_metrics(path: Path) -> list[dict[str, Any]]:
+        """Return the lines of a metrics.jsonl, whoever writes there.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "metrics.jsonl")
+        ...     _ = path.write_text('{"step": 1}\\n{"st')
+        ...     RunFolder.read_metrics(path)
+        [{'step': 1}]
+        """
         lines = []
-        if self._metrics.exists():
-            for line in self._metrics.read_text().splitlines():
-                try:
-                    lines.append(json.loads(line))
-                except ValueError:
-                    continue
+        for line in path.read_text("utf-8").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                continue
         return lines
 
     def forget_after(self, step: int) -> None:

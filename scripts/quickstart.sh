@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh clone to a trained model: installs cupyrec and Open MPI into .venv, fetches
 # MovieLens-100k, trains DLRM on two ranks that exchange rows and gradients in int8, saves a
-# checkpoint and a training curve in runs/quickstart. The last line of stdout is
+# checkpoint and report.html in runs/quickstart. The last line of stdout is
 # {"test_auc": ..., "test_logloss": ..., "samples_per_second": ..., "seconds": ...}.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
@@ -27,5 +27,5 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     .venv/bin/cupyrec train --model dlrm --config scripts/configs/movielens_100k.toml --codec int8 \
     --train "$movielens/train.tsv" --valid "$movielens/valid.tsv" --test "$movielens/test.tsv" \
     --schema "$movielens/schema.toml" --out "$run" --overwrite
-.venv/bin/python scripts/plot_metrics.py "$run" >&2
-echo "checkpoint, metrics and curve.png are in $run" >&2
+.venv/bin/cupyrec report "$run" >&2
+echo "checkpoint, metrics and report.html are in $run" >&2

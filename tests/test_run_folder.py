@@ -95,7 +95,7 @@ def test_a_full_folder_is_refused_overwritten_or_resumed(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.save(*small(), {"step": 1}, best=True)
     run.log(step=1)
-    for name in ("config.toml", "curve.png", "notes.txt"):
+    for name in ("config.toml", "report.html", "notes.txt"):
         (run.path / name).touch()
     rule = "must be empty unless a run is resumed or overwritten"
     text = sentence(f"RunFolder: '{run.path}' {rule}, got 7 entries.")

@@ -86,35 +86,7 @@ def test_a_copy_is_no_editable_install(tmp_path):
     assert subprocess.run(command).returncode == 0
 
 
-# Plots and baselines
-
-
-def test_a_curve_of_a_run_that_was_cut_short(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    lines = [
-        '{"step": 20, "loss": 0.6, "lr": 0.1}',
-        '{"step": 25, "valid_auc": null, "valid_logloss": 0.55}',
-        '{"step": 40, "loss": 0.5, "lr": 0.1}',
-        '{"steps": 40, "test_auc": 0.7}',
-        '{"step": 60, "lo',
-    ]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    run("plot_metrics.py", tmp_path, monkeypatch=monkeypatch)
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    plot = runpy.run_path(str(SCRIPTS / "plot_metrics.py"))
-    curves = plot["curves_of"]([json.loads(line) for line in lines[:-1]])
-    assert curves["loss"] == ([20, 40], [0.6, 0.5])
-    assert curves["valid_auc"] == ([25], [None])
-    assert "test_auc" not in curves
-
-
-def test_a_curve_of_no_run(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("matplotlib")
-    with pytest.raises(SystemExit) as caught:
-        run("plot_metrics.py", tmp_path / "none", monkeypatch=monkeypatch)
-    assert caught.value.code == 2
-    assert "must be a run's folder, got no metrics.jsonl in it.\n" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+# Baselines
 
 
 @pytest.mark.parametrize("more", [[], ["--standardise"]])

@@ -27,7 +27,7 @@ LAYERS = (
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
     " checkpoint_import checkpoint_reshard checkpoint_shards config data from_settings inference"
-    " metrics progress run_folder testing training"
+    " metrics progress report run_folder testing training"
     " < cupyrec < checkpoint_commands cli commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
@@ -42,6 +42,7 @@ IN_ONE_PLACE = {
     "kernel": {"cupy"},
     "nvrtc": {"cuda", "cupy"},
     "parallel": {"mpi4py"},
+    "report": {"matplotlib"},
 }
 COMMANDS = {"cupyrec.cli", "cupyrec.commands", "cupyrec.checkpoint_commands"}
 LOOPS = {"loop", "exact_loop", "cpu.loop", "cpu.exact_loop", "cpu.exact_inline"}
