@@ -5,6 +5,17 @@ from cupyrec.data.in_memory import Arrays
 from cupyrec.data.prefetch import prefetch
 from cupyrec.data.rank_slices import RankSlices
 from cupyrec.data.schema import Column, Schema, criteo_schema
+from cupyrec.data.shuffled import Shuffled
 from cupyrec.data.tsv import TSV
 
-__all__ = ["TSV", "Arrays", "Batch", "Column", "RankSlices", "Schema", "criteo_schema", "prefetch"]
+__all__ = [
+    "TSV",
+    "Arrays",
+    "Batch",
+    "Column",
+    "RankSlices",
+    "Schema",
+    "Shuffled",
+    "criteo_schema",
+    "prefetch",
+]
