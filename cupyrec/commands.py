@@ -26,7 +26,7 @@ from cupyrec import (
     training,
 )
 from cupyrec.cli import UsageError
-from cupyrec.data import TSV, Schema, criteo_schema
+from cupyrec.data import TSV, Schema, Shuffled, criteo_schema
 from cupyrec.data.movielens import write_movielens_100k
 from cupyrec.data.synthetic import write_synthetic
 from cupyrec.from_settings import (
@@ -99,7 +99,8 @@ def train(options: argparse.Namespace) -> None:
         )
     keys = ("epochs", "batch_size", "eval_every", "patience", "min_delta", "save_every")
     result = training.fit(
-        model, train_data, valid, optimizer=optimizer, run=run, progress=progress,
+        model, _shuffled(train_data, settings), valid,
+        optimizer=optimizer, run=run, progress=progress,
         **{key: settings["training"][key] for key in keys},
     )  # fmt: skip
     if test is not None:
@@ -252,6 +253,11 @@ def _dataset(files: list[str] | None, schema: Schema, settings: dict) -> TSV | N
     return TSV(files, schema, on_error=settings["data"]["on_error"]) if files else None
 
 
+def _shuffled(data: TSV, settings: dict) -> TSV | Shuffled:
+    rows, seed = settings["data"]["shuffle"], settings["training"]["seed"]
+    return Shuffled(data, rows, seed) if rows else data
+
+
 def _sizes(data: TSV) -> list[list]:
     """Name and bytes of each file: enough for a resumed run to tell that its data are others."""
     return [[path.name, path.stat().st_size] for path in data.paths]
@@ -344,6 +350,9 @@ def _resume(
     size, now = before["training"]["batch_size"], settings["training"]["batch_size"]
     if progress.batch and size != now:
         raise UsageError(f"train: --batch-size must stay {size} within an epoch, got {now}.")
+    rows, now = before["data"].get("shuffle", 0), settings["data"]["shuffle"]
+    if progress.batch and rows != now:
+        raise UsageError(f"train: data.shuffle must stay {rows} within an epoch, got {now}.")
     return progress
 
 

@@ -53,7 +53,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "evaluation": "",  # of rows in evaluation; "": that of forward
         "rounding": "nearest",  # of gradients by their codec; or stochastic
     },
-    "data": {"buckets": True, "on_error": "raise"},
+    "data": {"buckets": True, "on_error": "raise", "shuffle": 0},  # rows, 0: none
 }
 
 _KINDS = {int: "an integer", float: "a number", str: "a string", list: "a list"}

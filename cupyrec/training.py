@@ -110,6 +110,8 @@ def fit(
     model : Module
         Called as ``model(dense, ids)``, returns logits (B, 1).
     train, valid : dataset, or (dense, ids, labels) arrays
+        A dataset with a method ``at_epoch``, such as `cupyrec.data.Shuffled`, tells by it what it
+        is in each epoch, the first of which is 0.
     optimizer : Optimizer, optional
         Adagrad with learning rate .02 by default.
     epochs, batch_size : int
@@ -173,7 +175,8 @@ def fit(
     ) as bar:  # fmt: skip
         while progress.epoch < epochs and not job.stopped(patience):
             epoch, trained = progress.epoch, False
-            batches = train.batches(batch_size, skip=progress.batch)
+            rows = train.at_epoch(epoch) if hasattr(train, "at_epoch") else train
+            batches = rows.batches(batch_size, skip=progress.batch)
             clock.start()
             with contextlib.closing(prefetch(batches)) as batches:
                 for batch, following in _with_following(_moved(batches, model.device)):

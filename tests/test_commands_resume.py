@@ -1,5 +1,6 @@
 """``cupyrec train --resume`` says what it finds: no checkpoint, nothing to do, other data."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,24 @@ def test_a_run_of_before_a_setting_of_the_model_goes_on_without_it(logs, tmp_pat
     (run / "config.toml").write_text("".join(kept), "utf-8")
     assert trial.command("train", *logs, "--resume", run, "--epochs", 2) == 0
     assert trial.command("evaluate", run, "--data", logs[1]) == 0
+
+
+def test_a_resumed_run_goes_on_in_its_shuffled_order(logs, tmp_path, capsys):
+    def train(out, *more):
+        return trial.train(logs, tmp_path / out, "--set", "data.shuffle=100", *more)
+
+    assert train("whole", "--epochs", 2) == 0
+    with trial.at_step(14, lambda: trial.interrupt(signal.SIGTERM)):  # in the second epoch
+        assert train("parts", "--epochs", 2) != 0
+    resume = *logs, "--resume", tmp_path / "parts"
+    capsys.readouterr()
+    assert trial.command("train", *resume, "--set", "data.shuffle=0") == 2
+    told = "cupyrec: train: data.shuffle must stay 100 within an epoch, got 0.\n"
+    assert capsys.readouterr().err.endswith(told)
+    assert trial.command("train", *resume) == 0
+    whole, parts = (trial.files(tmp_path / run / "last") for run in ("whole", "parts"))
+    assert trial.train(logs, tmp_path / "in order", "--epochs", 2) == 0
+    other = trial.files(tmp_path / "in order" / "last")
+    for told in (whole, parts, other):
+        del told["manifest.json"]
+    assert whole == parts != other
