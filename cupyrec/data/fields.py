@@ -20,11 +20,11 @@ IGNORE, LABEL, WEIGHT, NUMERIC, HEX, INTEGER, STRING = range(7)
 
 _NEWLINE, _PLUS, _MINUS, _POINT, _ZERO, _E, _QUOTE = b'\n+-.0e"'
 # Fowler, Noll and Vo's hash 1a. Saved models hold such ids: it never changes.
-_FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+FNV_START, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
-_HEX_DIGITS = np.full(256, 255, np.uint8)  # byte -> its value as a hex digit, 255 if it is none
+HEX_DIGITS = np.full(256, 255, np.uint8)  # byte -> its value as a hex digit, 255 if it is none
 for _digit in range(16):
-    _HEX_DIGITS[[ord(f"{_digit:x}"), ord(f"{_digit:X}")]] = _digit
+    HEX_DIGITS[[ord(f"{_digit:x}"), ord(f"{_digit:X}")]] = _digit
 
 
 _POWERS = 10.0 ** np.arange(23)  # exact
@@ -110,23 +110,23 @@ def _id(kind, data, at, stop, separator):
     does; return (end, id, whether it is one)."""
     start, code, good = at, np.uint64(0), True
     if kind == HEX:
-        digit = _HEX_DIGITS[data[at]]
+        digit = HEX_DIGITS[data[at]]
         while digit < 16:
             code = (code << np.uint64(4)) | np.uint64(digit)
             at += 1
-            digit = _HEX_DIGITS[data[at]]
+            digit = HEX_DIGITS[data[at]]
         good = at - start <= 16
     elif kind == INTEGER:
         if data[at] != stop and data[at] != separator and data[at] != _NEWLINE:
             at, code, good = _integer(data, at)
     else:  # STRING, IGNORE
-        code = _FNV_START
+        code = FNV_START
         while data[at] != separator and data[at] != _NEWLINE:
             if data[at] == stop:
                 if stop != _QUOTE or data[at + 1] != _QUOTE:
                     break
                 at += 1  # a doubled quote is one
-            code = (code ^ np.uint64(data[at])) * _FNV_PRIME
+            code = (code ^ np.uint64(data[at])) * FNV_PRIME
             at += 1
     return at, np.int64(code) if at > start else MISSING, good
 
