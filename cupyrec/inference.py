@@ -87,12 +87,16 @@ def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
     >>> predict(models.DLRM(1, 1), (np.zeros((3, 1), "f"), np.array([[1], [2], [3]]))).shape
     (3,)
     """
-    with contextlib.closing(prefetch(dataset_of(model, data).batches(batch_size))) as batches:
-        scores, _ = logits_of(model, batches)
+    data = dataset_of(model, data)
+    consecutive = getattr(data, "consecutive", False)
+    with contextlib.closing(prefetch(data.batches(batch_size))) as batches:
+        scores, _ = logits_of(model, batches, consecutive=consecutive)
     return sigmoid(scores.astype(np.float64)).astype(np.float32)
 
 
-def logits_of(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray]:
+def logits_of(
+    model: Module, batches: Iterable[Batch], *, consecutive: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits of all samples, of all ranks and in order, and the labels there are.
 
     Parameters
@@ -100,6 +104,8 @@ def logits_of(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.n
     model : Module
     batches : iterable of Batch
         Of `dataset_of`; each rank has its own rows, of as many batches.
+    consecutive : bool
+        Whether all rows of a rank come before those of the next one, not batch by batch.
 
     Returns
     -------
@@ -133,7 +139,9 @@ def logits_of(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.n
         for module, mode in modes:  # some may be frozen
             module.training = mode
     if model.ranks.size > 1:
-        logits, labels = ([*_in_order(model.ranks, parts)] for parts in (logits, labels))
+        logits, labels = (
+            [*_in_order(model.ranks, parts, consecutive)] for parts in (logits, labels)
+        )
     logits, labels = np.concatenate(logits), np.concatenate(labels)
     finite = int(np.isfinite(logits).sum())
     if finite < logits.size:
@@ -143,17 +151,23 @@ def logits_of(model: Module, batches: Iterable[Batch]) -> tuple[np.ndarray, np.n
     return logits, labels
 
 
-def _in_order(ranks: Communicator, parts: list[np.ndarray]) -> Iterator[np.ndarray]:
-    """The parts of all ranks, those of a batch in order of rank; some batches in an array."""
-    for first in range(0, len(parts), _BATCHES):
-        some = parts[first : first + _BATCHES]
+def _in_order(
+    ranks: Communicator, parts: list[np.ndarray], consecutive: bool = False
+) -> Iterator[np.ndarray]:
+    """The parts of all ranks, those of a batch in order of rank, some batches in an array; or all
+    of a rank in its batches' order, rank after rank."""
+    at_once = len(parts) if consecutive else _BATCHES
+    for first in range(0, len(parts), at_once):
+        some = parts[first : first + at_once]
         lengths = ranks.all_gather("lengths", np.array([len(part) for part in some]))
         values = np.empty(int(lengths.sum()), np.float32)
         own = np.concatenate(some)
         ranks.all_to_all("logits", Transfer(own, None, values, lengths.sum(axis=1)))
-        ordered = np.empty_like(values)
-        _put_in_order(values, lengths, ordered)
-        yield ordered
+        if not consecutive:
+            ordered = np.empty_like(values)
+            _put_in_order(values, lengths, ordered)
+            values = ordered
+        yield values
 
 
 @cpu.exact_loop

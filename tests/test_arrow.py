@@ -149,7 +149,9 @@ def lists(draw, size: int, encoding: str) -> pa.Array:
         values = draw(ids(size * width, encoding))
         type_ = pa.list_(values.type, width)
         if width:
-            return pa.FixedSizeListArray.from_arrays(values, type=type_, mask=pa.array(holes, pa.bool_()))
+            return pa.FixedSizeListArray.from_arrays(
+                values, type=type_, mask=pa.array(holes, pa.bool_())
+            )
         return pa.array([None if hole else [] for hole in holes], type_)
     lengths = draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
     values, offsets = draw(ids(sum(lengths), encoding)), np.cumsum([0, *lengths])

@@ -1,5 +1,6 @@
 """Evaluation and prediction."""
 
+import itertools
 import math
 
 import numpy as np
@@ -132,6 +133,15 @@ def test_logits_of_many_ranks_stand_in_order(ranks, batches, at_once, monkeypatc
         lengths[:, first : first + at_once].sum() for first in range(0, batches, at_once)
     ]
     assert [part.size for part in got] == many.sizes
+
+
+def test_logits_of_ranks_with_consecutive_rows_stand_rank_after_rank(monkeypatch):
+    monkeypatch.setattr(inference, "_BATCHES", 2)
+    rng = np.random.default_rng(0)
+    parts = [[rng.random(n, np.float32) for n in rng.integers(0, 4, 5)] for _ in range(4)]
+    many = Many(parts)
+    (got,) = inference._in_order(many, parts[many.rank], consecutive=True)
+    assert got.tolist() == np.concatenate([*itertools.chain(*parts)]).tolist()
 
 
 def test_what_is_data():

@@ -2,6 +2,7 @@
 
 from cupyrec.data.batch import Batch
 from cupyrec.data.in_memory import Arrays
+from cupyrec.data.parquet import Parquet
 from cupyrec.data.prefetch import prefetch
 from cupyrec.data.rank_slices import RankSlices
 from cupyrec.data.schema import Column, Schema, criteo_schema
@@ -13,6 +14,7 @@ __all__ = [
     "Arrays",
     "Batch",
     "Column",
+    "Parquet",
     "RankSlices",
     "Schema",
     "Shuffled",

@@ -66,6 +66,7 @@ class Rows:
         --------
         See `batched`.
         """
+        start, stop = min(start, len(self)), min(stop, len(self))
         columns = self.columns.slice(start, stop - start)
         return Rows(self.where, self.number + start, columns)
 
