@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_text_ids import fnv1a
 
-from cupyrec.data import TSV, Batch, Column, Schema, arrow
-from cupyrec.data.arrow import ArrowReader, Rows, batched
+from cupyrec.data import Batch, Column, Schema
+from cupyrec.data.arrow import ArrowReader, Records, batched
 
 MISSING = -(2**63)
 LABEL = Column("label", "label")
@@ -85,7 +85,7 @@ def read(table: pa.Table, schema: Schema, labels: bool = True, chunk: int = 1000
     reader, number, some = ArrowReader(schema, labels), 0, []
     reader.check(table.schema, "clicks")
     for batch in table.to_batches(max_chunksize=chunk):
-        some.append(Rows("clicks", number, batch))
+        some.append(Records("clicks", number, batch))
         number += len(batch)
     return reader.batch(some)
 
@@ -205,32 +205,6 @@ def test_any_table_is_read_as_a_loop_over_its_rows_does(made, chunk) -> None:
     assert told(unlabelled, schema)["ids"] == truth["ids"]
 
 
-def test_many_rows_are_written_tile_by_tile() -> None:
-    rng, size = np.random.default_rng(0), 3 * arrow._TILE + 5
-    columns = {"label": rng.integers(0, 2, size), "item": rng.integers(-9, 9, size),
-               "n": rng.normal(0, 1e4, size)}  # fmt: skip
-    table = pa.table({k: pa.array(v, mask=(k != "label") & (rng.random(size) < 0.3))
-                      for k, v in columns.items()})  # fmt: skip
-    schema = Schema([LABEL, ITEM, Column("n", "numeric", transform="log", buckets=True)])
-    got = told(read(table[3:], schema), schema)
-    assert got == expected(table[3:], schema) | {"weights": []}
-
-
-def test_numbers_have_the_bits_that_a_text_file_gives_them(tmp_path) -> None:
-    rng = np.random.default_rng(0)
-    values = [*range(-5000, 5000), *(rng.normal(0, 1, 3000) * 10.0 ** rng.integers(-6, 6, 3000))]
-    texts = [f"{value!r}" for value in map(float, values)] + [""]
-    columns = [Column("x", "numeric", transform="log", buckets=True),
-               Column("w", "categorical", "string")]  # fmt: skip
-    path = tmp_path / "numbers.tsv"
-    path.write_text("".join(f"{text}\t{text}\n" for text in texts))
-    (truth,) = TSV(path, Schema(columns), labels=False).batches(len(texts))
-    table = pa.table({"x": [float(t) if t else None for t in texts], "w": texts})
-    batch = read(table, Schema(columns), labels=False)
-    assert (batch.dense.view(np.int32) == truth.dense.view(np.int32)).all()
-    assert (batch.ids == truth.ids).all()
-
-
 # What may not be
 
 
@@ -316,7 +290,12 @@ def test_what_is_ignored_may_be_anything() -> None:
     assert read(pa.table({"item": [7]}), schema).ids.tolist() == [[7]]
 
 
+def test_no_rows_are_a_batch_too() -> None:
+    batch = ArrowReader(Schema([LABEL, TAGS, ITEM]), labels=True).batch([], 3, 5)
+    assert (batch.ids.shape, batch.labels.shape, batch.first, batch.total) == ((0, 2), (0, 1), 3, 5)
+
+
 def test_rows_of_several_blocks_are_batched() -> None:
-    blocks = [Rows("a", 0, pa.record_batch({"x": pa.array(range(n))})) for n in (3, 0, 4)]
+    blocks = [Records("a", 0, pa.record_batch({"x": pa.array(range(n))})) for n in (3, 0, 4)]
     got = [[part.columns["x"].to_pylist() for part in some] for some in batched(blocks, [0, 2, 4])]
     assert got == [[], [[0, 1]], [[2], [0, 1, 2]]]

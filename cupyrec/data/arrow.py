@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-from numba import carray
 
-from cupyrec import cpu
-from cupyrec.data import fields
+from cupyrec.data import columns, fields
 from cupyrec.data.batch import Batch
 from cupyrec.data.schema import Column, Schema
 from cupyrec.data.text_ids import text_ids
 from cupyrec.ragged import Bags
 
-__all__ = ["ArrowReader", "Rows", "batched"]
+__all__ = ["ArrowReader", "Records", "batched"]
 
 _ENCODINGS = {"hex": fields.HEX, "integer": fields.INTEGER, "string": fields.STRING}
-_ID, _NUMBER, _LABEL, _WEIGHT, _LIST = range(5)
-#: Types that the loop reads as they are; others are cast first.
-_TYPES = {pa.int32(): 0, pa.int64(): 1, pa.float32(): 2, pa.float64(): 3}
-# Of a column, in a row of the table that tells the loop about it
-_WHAT, _PLACE, _LOG, _BUCKET, _TYPE, _VALUES, _BITS, _FIRST = range(8)
-_TILE = 256  # rows that are written column after column while they stay in the cache
-_RULES = {
-    _ID: "must be an id", _NUMBER: "must be a finite number", _LABEL: "the label must be 0 or 1",
-    _WEIGHT: "the weight must be a finite number of at least 0",
+#: Types that the loops read as they are; others are cast first.
+_TYPES = {
+    pa.int32(): columns.INT32, pa.int64(): columns.INT64,
+    pa.float32(): columns.FLOAT32, pa.float64(): columns.FLOAT64,
 }  # fmt: skip
+_RULES = {
+    columns.NUMBER: "must be a finite number",
+    columns.LABEL: "the label must be 0 or 1",
+    columns.WEIGHT: "the weight must be a finite number of at least 0",
+}
 _TEXT_RULES = {"hex": "must be 1 to 16 hex digits", "integer": "must be an integer of 64 bits"}
-
-_LOGARITHMS = np.array([math.log1p(k) for k in range(4096)])  # most numbers are small and whole
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class Records:
     """Some rows of a file or table.
 
     Attributes
@@ -59,7 +54,7 @@ class Rows:
     def __len__(self) -> int:
         return self.columns.num_rows
 
-    def part(self, start: int, stop: int) -> Rows:
+    def part(self, start: int, stop: int) -> Records:
         """Return some of the rows, as a view: from `start` on and before `stop`.
 
         Examples
@@ -68,15 +63,15 @@ class Rows:
         """
         start, stop = min(start, len(self)), min(stop, len(self))
         columns = self.columns.slice(start, stop - start)
-        return Rows(self.where, self.number + start, columns)
+        return Records(self.where, self.number + start, columns)
 
 
-def batched(blocks: Iterable[Rows], sizes: Iterable[int]) -> Iterator[list[Rows]]:
+def batched(blocks: Iterable[Records], sizes: Iterable[int]) -> Iterator[list[Records]]:
     """Yield as many rows at a time as `sizes` say, of one block or several.
 
     Examples
     --------
-    >>> rows = Rows("a.parquet", 0, pa.record_batch({"x": [1, 2, 3]}))
+    >>> rows = Records("a.parquet", 0, pa.record_batch({"x": [1, 2, 3]}))
     >>> for some in batched([rows, rows], [2, 3]):
     ...     print([(part.number, part.columns["x"].to_pylist()) for part in some])
     [(0, [1, 2])]
@@ -116,7 +111,7 @@ class ArrowReader:
     >>> reader = ArrowReader(Schema([Column("item", "categorical", "hex")]), labels=False)
     >>> table = pa.record_batch({"price": [7, 8], "item": ["ff", None]})
     >>> reader.check(table.schema, "table")
-    >>> reader.batch([Rows("table", 0, table)]).ids.tolist()
+    >>> reader.batch([Records("table", 0, table)]).ids.tolist()
     [[255], [-9223372036854775808]]
     """
 
@@ -131,13 +126,13 @@ class ArrowReader:
         for column in self.columns:
             table = tables.index(column.table) if column.table else -1
             if column.kind == "categorical":
-                rows.append((_LIST if column.bag else _ID, table, 0, -1))
+                rows.append((columns.LIST if column.bag else columns.ID, table, 0, -1))
             elif column.kind == "numeric":
-                rows.append((_NUMBER, next(dense), column.transform == "log", table))
+                rows.append((columns.NUMBER, next(dense), column.transform == "log", table))
             elif column.kind == "label":
-                rows.append((_LABEL, next(tasks), 0, -1))
+                rows.append((columns.LABEL, next(tasks), 0, -1))
             else:
-                rows.append((_WEIGHT, 0, 0, -1))
+                rows.append((columns.WEIGHT, 0, 0, -1))
         self._layout = np.zeros((len(rows), 8), np.int64)
         self._layout[:, :4] = rows
 
@@ -163,7 +158,7 @@ class ArrowReader:
             if rule := _broken(column, type_):
                 raise TypeError(f"{told}: {rule}, got {type_}.")
 
-    def batch(self, some: Sequence[Rows], first: int = 0, total: int = -1) -> Batch:
+    def batch(self, some: Sequence[Records], first: int = 0, total: int = -1) -> Batch:
         """Return rows as a batch.
 
         Raises
@@ -176,34 +171,34 @@ class ArrowReader:
         ids = np.empty((size, self._schema.num_tables), np.int64)
         labels = np.empty((size, self._tasks), np.float32)
         weights = np.empty((size, self._tasks * self._schema.has_weights), np.float32)
-        row, bags = 0, []
+        row, bags = 0, [] if some else [_no_bags(ids.shape[1])]
         for rows in some:
             kept, table = self._told(rows)
             arrays = (array[row : row + len(rows)] for array in (dense, ids, labels, weights))
-            at, column = _write(table, len(rows), *arrays)
+            at, column = columns.write(table, len(rows), *arrays)
             if column >= 0:
                 name = self.columns[column].name
-                raise ValueError(_sentence(rows, name, _RULES[table[column, _WHAT]], at))
+                raise ValueError(_sentence(rows, name, _RULES[table[column, columns.WHAT]], at))
             if self._schema.has_bags:
                 bags.append(self._bags(kept, ids[row : row + len(rows)]))
             row += len(rows)
             del kept  # what the addresses in the table point to
         return Batch(
             dense,
-            _joined(bags, ids.shape[1]) if self._schema.has_bags else ids,
+            Bags.joined(bags) if self._schema.has_bags else ids,
             labels if self._tasks else None,
             first,
             total,
             weights if weights.shape[1] else None,
         )
 
-    def _told(self, rows: Rows) -> tuple[dict[int, _Values], np.ndarray]:
+    def _told(self, rows: Records) -> tuple[dict[int, _Values], np.ndarray]:
         """Values of the columns by their number, and the table that tells the loop about them."""
         table, kept = self._layout.copy(), {}
         for number, column in enumerate(self.columns):
             array = rows.columns.column(column.name)
             kept[number] = values = _values(array, column, rows)
-            table[number, _TYPE:] = values.told()
+            table[number, columns.TYPE :] = values.told()
         return kept, table
 
     def _bags(self, kept: dict[int, _Values], ids: np.ndarray) -> Bags:
@@ -212,13 +207,13 @@ class ArrowReader:
         lengths, lists = np.ones((rows, tables), np.int64), np.zeros((tables, 3), np.int64)
         for number, values in kept.items():
             if values.lengths is not None:
-                place = self._layout[number, _PLACE]
+                place = self._layout[number, columns.PLACE]
                 lengths[:, place] = values.lengths
                 arrays = values.ids, values.starts, values.lengths
                 lists[place] = [array.ctypes.data for array in arrays]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         flat = np.empty(offsets[-1], np.int64)
-        _fill(ids, lists, flat)
+        columns.fill(ids, lists, flat)
         return Bags(flat, offsets, tables)
 
 
@@ -234,7 +229,7 @@ class _Values:
     def told(self) -> tuple[int, int, int, int]:
         """Type, address of the values, that of their validity bits or 0, first of these bits."""
         if self.array is None:
-            return 1, 0 if self.ids is None else self.ids.ctypes.data, 0, 0
+            return columns.INT64, 0 if self.ids is None else self.ids.ctypes.data, 0, 0
         bits, values = self.array.buffers()
         width, first = self.array.type.bit_width // 8, self.array.offset
         address = values.address + first * width if values is not None else 0
@@ -242,7 +237,7 @@ class _Values:
         return _TYPES[self.array.type], address, holes, first
 
 
-def _values(array: pa.Array, column: Column, rows: Rows) -> _Values:
+def _values(array: pa.Array, column: Column, rows: Records) -> _Values:
     """A column as the loops read it."""
     if column.kind != "categorical":
         if pa.types.is_dictionary(array.type):
@@ -266,7 +261,7 @@ def _values(array: pa.Array, column: Column, rows: Rows) -> _Values:
 
 
 def _ids(
-    array: pa.Array, column: Column, rows: Rows, scalar: bool = False
+    array: pa.Array, column: Column, rows: Records, scalar: bool = False
 ) -> pa.Array | np.ndarray:
     """A categorical column as integers, which may have holes, or as ids."""
     kind = array.type
@@ -303,30 +298,26 @@ def _ids(
     return ids
 
 
-def _all_ids(array: pa.Array, column: Column, rows: Rows) -> np.ndarray:
+def _all_ids(array: pa.Array, column: Column, rows: Records) -> np.ndarray:
     """A categorical column's ids, (N,) int64."""
     ids = _ids(array, column, rows)
     if isinstance(ids, np.ndarray):
         return ids
     table, out = np.zeros((1, 8), np.int64), np.empty((len(ids), 1), np.int64)
-    table[0, _TYPE:] = _Values(ids).told()
+    table[0, columns.TYPE :] = _Values(ids).told()
     none = np.empty((len(ids), 0), np.float32)
-    _write(table, len(ids), none, out, none, none)
+    columns.write(table, len(ids), none, out, none, none)
     return out[:, 0]
 
 
-def _sentence(rows: Rows, name: str, rule: str, at: int) -> str:
+def _sentence(rows: Records, name: str, rule: str, at: int) -> str:
     value = rows.columns.column(name)[at].as_py()
     told = "a null" if value is None else repr(value)
     return f"{rows.where}, row {rows.number + at}, column {name!r}: {rule}, got {told}."
 
 
-def _joined(bags: list[Bags], tables: int) -> Bags:
-    if len(bags) == 1:
-        return bags[0]
-    ids = np.concatenate([np.empty(0, np.int64), *(some.ids for some in bags)])
-    lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(some.offsets) for some in bags)])
-    return Bags(ids, np.cumsum(lengths), tables)
+def _no_bags(tables: int) -> Bags:
+    return Bags(np.empty(0, np.int64), np.zeros(1, np.int64), tables)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -362,120 +353,3 @@ def _broken(column: Column, kind: pa.DataType) -> str | None:
         return "must not be a list, as its 'bag' is not true"
     told = "integers or text" if column.encoding == "integer" else "text"
     return f"must be {told}, as its 'encoding' is {column.encoding}"
-
-
-@cpu.exact_loop
-def _write(table, rows, dense, ids, labels, weights):
-    """Write columns into rows of arrays.
-
-    Parameters
-    ----------
-    table : (C, 8) int64
-        For each column: what it is, its place in the row, whether its logarithm is taken, and the
-        place of its bucket in `ids` or -1; then its type, the address of its values, that of its
-        validity bits or 0, and the first of these bits.
-    rows : int
-    dense, ids, labels, weights : (B, num_dense) float32, (B, num_tables) int64, (B, T) float32
-        Written. A missing value is 0.0 in `dense` and `fields.MISSING` in `ids`.
-
-    Returns
-    -------
-    row, column : int
-        Where a value is that may not be there; else -1.
-    """
-    for low in range(0, rows, _TILE):
-        high = min(low + _TILE, rows)
-        for column in range(len(table)):
-            told, kind = table[column], table[column, _TYPE]
-            if told[_WHAT] == _LIST:  # `_fill` writes them
-                continue
-            address = cpu.pointer(np.uint64(told[_VALUES]))
-            arrays = told, low, high, dense, ids, labels, weights
-            if kind == 0:
-                bad = _write_column(carray(address, (high,), np.int32), *arrays)
-            elif kind == 1:
-                bad = _write_column(carray(address, (high,), np.int64), *arrays)
-            elif kind == 2:
-                bad = _write_column(carray(address, (high,), np.float32), *arrays)
-            else:
-                bad = _write_column(carray(address, (high,), np.float64), *arrays)
-            if bad >= 0:
-                return bad, column
-    return -1, -1
-
-
-@cpu.exact_loop
-def _write_column(values, told, low, high, dense, ids, labels, weights):
-    """Write a column's rows from `low` on; return the first that may not be so, else -1."""
-    what, place, bucket, first = told[_WHAT], told[_PLACE], told[_BUCKET], told[_FIRST]
-    holes = told[_BITS] != 0
-    bits = carray(cpu.pointer(np.uint64(told[_BITS])), ((first + high + 7) // 8,), np.uint8)
-    if what == _ID and not holes:
-        for i in range(low, high):
-            ids[i, place] = np.int64(values[i])
-    elif what == _ID:
-        for i in range(low, high):
-            ids[i, place] = np.int64(values[i]) if _is_there(bits, first + i) else fields.MISSING
-    elif what == _NUMBER and not told[_LOG] and bucket < 0:
-        for i in range(low, high):
-            there = not holes or _is_there(bits, first + i)
-            value = np.float32(values[i]) if there else np.float32(0)
-            dense[i, place] = value
-            if not np.isfinite(value):
-                return i
-    elif what == _NUMBER:
-        for i in range(low, high):
-            there = not holes or _is_there(bits, first + i)
-            value, number = _number(float(values[i]), told[_LOG]) if there else (0.0, 0)
-            if not np.isfinite(np.float32(value)):
-                return i
-            dense[i, place] = value
-            if bucket >= 0:
-                ids[i, bucket] = number
-    else:
-        for i in range(low, high):
-            value = float(values[i])
-            good = (value == 0 or value == 1) if what == _LABEL else 0 <= np.float32(value) < np.inf
-            if not good or (holes and not _is_there(bits, first + i)):
-                return i
-            if what == _LABEL:
-                labels[i, place] = value
-            else:
-                weights[i] = value
-    return -1
-
-
-@cpu.exact_inline
-def _is_there(bits, number):
-    return bits[number >> 3] >> (number & 7) & 1
-
-
-@cpu.exact_inline
-def _number(value, logarithmic):
-    """Return a number as `dense` has it, and its bucket, as `fields.parse` does."""
-    size = abs(value)
-    if not size < np.inf:
-        return value, 0
-    small = size < len(_LOGARITHMS) and size == int(size)
-    logarithm = _LOGARITHMS[int(size)] if small else math.log1p(size)
-    bucket = 1 if value < 0 else 2 + int(2 * logarithm)
-    return math.copysign(logarithm, value) if logarithmic else value, bucket
-
-
-@cpu.exact_loop
-def _fill(ids, lists, flat):
-    """Write the bags of rows side by side: lists of ids, elsewhere the one of `ids`."""
-    at = 0
-    for row in range(len(ids)):
-        for table in range(ids.shape[1]):
-            if lists[table, 2] == 0:
-                flat[at] = ids[row, table]
-                at += 1
-            else:
-                starts = carray(cpu.pointer(np.uint64(lists[table, 1])), (row + 1,), np.int64)
-                lengths = carray(cpu.pointer(np.uint64(lists[table, 2])), (row + 1,), np.int64)
-                end = starts[row] + lengths[row]
-                values = carray(cpu.pointer(np.uint64(lists[table, 0])), (end,), np.int64)
-                for i in range(starts[row], end):
-                    flat[at] = values[i]
-                    at += 1

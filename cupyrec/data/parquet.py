@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from cupyrec import errors
-from cupyrec.data.arrow import ArrowReader, Rows, batched
+from cupyrec.data.arrow import ArrowReader, Records, batched
 from cupyrec.data.batch import Batch, share_of
 from cupyrec.data.prefetch import prefetch
 from cupyrec.data.rank_slices import RankSlices
@@ -51,7 +51,9 @@ class Parquet:
     Attributes
     ----------
     num_dense, num_tables : int
-        Values and ids in a row.
+        Values and ids, or bags, in a row.
+    task_names : list of str
+        Names of the labels.
     consecutive : bool
         Whether the rows of rank 0 come before those of rank 1, and so on: see `of_rank`.
 
@@ -98,6 +100,7 @@ class Parquet:
         self.labels = labels
         self.num_dense = schema.num_dense
         self.num_tables = schema.num_tables
+        self.task_names = schema.task_names
         self.consecutive = False
         self._reader = ArrowReader(schema, labels)
         self._files = [_look_at(path, self._reader) for path in self.paths]
@@ -178,7 +181,7 @@ class Parquet:
             for rows, lengths in zip(some, sizes, strict=True):
                 yield self._reader.batch(rows, sum(lengths[: self._rank]), sum(lengths))
 
-    def _blocks(self, start: int, stop: int) -> Iterator[Rows]:
+    def _blocks(self, start: int, stop: int) -> Iterator[Records]:
         """Rows from `start` on and before `stop`, of all files, as they are decoded."""
         names = [column.name for column in self._reader.columns]
         border = 0
@@ -189,7 +192,7 @@ class Parquet:
             if len(wanted):
                 at = int(ends[wanted[0]] - file.groups[wanted[0]])
                 for columns in _decoded(path, wanted.tolist(), names):
-                    rows = Rows(str(path), at - before, columns)
+                    rows = Records(str(path), at - before, columns)
                     yield rows.part(max(start - at, 0), stop - at)
                     at += len(rows)
 
