@@ -19,7 +19,7 @@ All ids of train have their rows from the start, since L2 moves those that no ba
 
 What differs: ids that train lacks have initial vectors of their own, which no step changes, where
 FuxiCTR has one row a field for all of them, which L2 alone moves; these rows are counted as
-parameters. xDeepFM's interaction network has ReLU, as its authors' code has, and biases of 0.
+parameters.
 
 Text goes to stderr, and one JSON line ends stdout; the exit status is 1 if something is off.
 """
@@ -121,6 +121,11 @@ def build(which: str, name: str, seed: int) -> nn.Module:
             weights, biases = layer.weights, layer.biases
         elif isinstance(layer, nn.FusedCrossInteraction):
             weights, biases = [layer.weight], [layer.bias]
+        elif isinstance(layer, nn.CompressedInteraction):  # PyTorch's of a convolution
+            for weight, bias in zip(layer.weights, layer.biases, strict=True):
+                bound = 1 / math.sqrt(weight[0].size)  # of the weights that there are already too
+                bias.data[...] = generator.uniform(-bound, bound, bias.shape)
+            continue
         else:
             continue
         for weight, bias in zip(weights, biases, strict=True):

@@ -116,6 +116,14 @@ def test_first_values_are_fuxictrs(script):
             ).all()
 
 
+def test_first_values_of_a_convolution_are_pytorchs(script):
+    layer = script["build"]("frappe_x1", "xdeepfm", seed=3).interaction
+    assert layer.linear and not layer.split_half
+    for array in (layer.weights[0].data, layer.biases[0].data):  # fan-in of 10 * 10
+        assert 0.09 < np.abs(array).max() <= 0.1
+        assert np.std(array) == pytest.approx(0.1 / math.sqrt(3), rel=0.15)
+
+
 def test_the_optimizer_is_fuxictrs(script):
     for name, of_bias in (("fm", 0.5), ("deepfm", 0.0)):
         model = script["build"]("frappe_x1", name, seed=1)

@@ -32,18 +32,19 @@ def run(xp, x, x0, weight, bias, dy, **options):
     return [arrays.to_host(a) for a in results]
 
 
-def formulas(x, x0, weight, bias, dy, rounded=lambda a: a):
+def formulas(x, x0, weight, bias, dy, rounded=lambda a: a, linear=False):
     """Sums over all products, written out; in the type of x, what is multiplied `rounded`."""
     p, weight = rounded(x[:, :, None] * x0[:, None, :]), rounded(weight)
     z = np.einsum("rij,oij->ro", p, weight) + bias
-    dz = rounded(np.where(z > 0, dy, dy.dtype.type(0)))
+    live = linear | (z > 0)
+    dz = rounded(np.where(live, dy, dy.dtype.type(0)))
     dp = np.einsum("ro,oij->rij", dz, weight)
     dx, dx0 = (dp * x0[:, None, :]).sum(axis=2), (dp * x[:, :, None]).sum(axis=1)
-    return np.where(z > 0, z, z.dtype.type(0)), dx, dx0, np.einsum("ro,rij->oij", dz, p), dz.sum(0)
+    return np.where(live, z, z.dtype.type(0)), dx, dx0, np.einsum("ro,rij->oij", dz, p), dz.sum(0)
 
 
-def truth(*inputs):
-    return formulas(*map(np.float64, inputs))
+def truth(*inputs, **options):
+    return formulas(*map(np.float64, inputs), **options)
 
 
 def case(shape, make=oracle.normals, **options):
@@ -63,6 +64,17 @@ def test_integer_data_is_exact(np_or_xp, i):
     inputs[3] += f32(0.5)  # nothing is 0 before the ReLU
     for got, exact in zip(run(np_or_xp, *inputs, amp=amp), truth(*inputs), strict=True):
         oracle.check_exact(2 * got, 2 * exact)
+
+
+@pytest.mark.parametrize("amp", AMPS)
+@pytest.mark.parametrize("shape", [(0, 3, 4, 5), (127, 3, 4, 5), (17, 8, 39, 16)], ids=str)
+def test_without_relu_integer_data_is_exact(np_or_xp, shape, amp):
+    inputs = case(shape, small)
+    expected = truth(*inputs, linear=True)
+    for got, exact in zip(
+        run(np_or_xp, *inputs, linear_output=True, amp=amp), expected, strict=True
+    ):
+        oracle.check_exact(got, exact)
 
 
 @pytest.mark.parametrize("shape", [(127, 17, 9, 5), (40, 8, 130, 16)], ids=str)

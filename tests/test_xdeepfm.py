@@ -12,11 +12,11 @@ def make(num_dense=DENSE, **options):
     return XDeepFM(num_dense, TABLES, **small | options)
 
 
-@pytest.mark.parametrize("split_half", [False, True])
+@pytest.mark.parametrize(("split_half", "linear"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("num_dense", [0, DENSE])
-def test_logits_against_the_paper(num_dense, split_half):
+def test_logits_against_the_paper(num_dense, split_half, linear):
     """Equation 6, feature map by feature map."""
-    model = make(num_dense, split_half=split_half)
+    model = make(num_dense, split_half=split_half, linear_maps=linear)
     for bias in model.interaction.biases:
         bias.data[...] = oracle.normals(bias.shape, seed=3)
     for logit, dense, x0, first in whole_model.samples(model, num_dense):
@@ -29,7 +29,7 @@ def test_logits_against_the_paper(num_dense, split_half):
                 [(w * p).sum() + c for p in products]
                 for w, c in zip(weight.data, bias.data, strict=True)
             ]
-            maps = np.maximum(maps, 0)
+            maps = np.array(maps) if linear else np.maximum(maps, 0)
             cut = len(maps) // 2 if split_half and number < 2 else 0
             pooled += list(maps[cut:].sum(axis=1))
             x = maps[:cut] if cut else maps
@@ -43,8 +43,9 @@ def test_few_rows():
     whole_model.check_few_rows(make())
 
 
-def test_gradient():
-    model = make()
+@pytest.mark.parametrize("linear", [False, True])
+def test_gradient(linear):
+    model = make(linear_maps=linear)
     for bias in model.interaction.biases:
         bias.data[...] = 0.01  # away from the kinks
     whole_model.check_gradient(model)

@@ -25,6 +25,8 @@ class XDeepFM(WideDeep):
         products of l + 2 embeddings.
     split_half : bool
         Whether of each layer but the last one half goes on, and the other half comes out.
+    linear_maps : bool
+        Whether feature maps go without ReLU.
 
     Raises
     ------
@@ -50,11 +52,12 @@ class XDeepFM(WideDeep):
         dropout: float = 0.0,
         embedding_dtype: str = "float32",
         batch_norm: bool = False,
+        linear_maps: bool = False,
     ) -> None:
         super().__init__(
             num_dense, num_tables, embedding_dim, deep, dropout, embedding_dtype, batch_norm
         )
-        self.interaction = nn.CompressedInteraction(num_tables, maps, split_half)
+        self.interaction = nn.CompressedInteraction(num_tables, maps, split_half, linear_maps)
         self.head = nn.FusedMLP(self.interaction.width, [], 1, skip_final_activation=True)
 
     def _logits(self, dense: Any, vectors: Any, weights: Any) -> Any:

@@ -38,6 +38,8 @@ class CompressedInteraction(Module):
         Feature maps of each layer, at least one layer.
     split_half : bool
         Whether of each layer but the last one half goes on, and the other half comes out.
+    linear : bool
+        Whether feature maps go without ReLU.
 
     Attributes
     ----------
@@ -51,8 +53,8 @@ class CompressedInteraction(Module):
 
     Notes
     -----
-    Lian et al. 2018, "xDeepFM", whose code has ReLU and splits. Weights start uniform in
-    +-1/sqrt(fan-in), biases as 0.
+    Lian et al. 2018, "xDeepFM", whose code has ReLU and splits; FuxiCTR's has neither. Weights
+    start uniform in +-1/sqrt(fan-in), biases as 0.
 
     Examples
     --------
@@ -62,7 +64,11 @@ class CompressedInteraction(Module):
     """
 
     def __init__(
-        self, features: int, layers: Sequence[int] = (256, 128), split_half: bool = True
+        self,
+        features: int,
+        layers: Sequence[int] = (256, 128),
+        split_half: bool = True,
+        linear: bool = False,
     ) -> None:
         features = errors.positive("CompressedInteraction", "features", features)
         sizes = [errors.positive("CompressedInteraction", "layers", n) for n in layers]
@@ -72,7 +78,8 @@ class CompressedInteraction(Module):
                 "CompressedInteraction: 'layers' must be one or more, those that are split even, "
                 f"got {list(layers)}."
             )
-        self.split_half, generator, before = split_half, random.generator(), features
+        self.split_half, self.linear = split_half, linear
+        generator, before = random.generator(), features
         self.weights, self.biases, self.width = [], [], 0
         for i, n in enumerate(sizes):
             bound = 1 / math.sqrt(before * features)
@@ -88,7 +95,7 @@ class CompressedInteraction(Module):
         x = x0 = reshape(columns, (batch * width, features))
         maps = []
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = compressed_interaction(x, x0, weight, bias, amp=self.amp)
+            x = compressed_interaction(x, x0, weight, bias, linear_output=self.linear, amp=self.amp)
             half = x.shape[1] // 2
             if self.split_half and i < len(self.weights) - 1:
                 maps.append(x[:, half:])

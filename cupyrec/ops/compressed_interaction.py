@@ -2,9 +2,9 @@
 
     p[r, i M + j] = x[r, i] * x0[r, j]             every product of the two, (R, H M)
     z = p @ weight.T + bias                        weight (O, H, M), taken for (O, H M)
-    y = max(z, 0)
+    y = max(z, 0)                                  y = z, if `linear_output`
 
-    dz = dy * (y > 0)
+    dz = dy * (y > 0)                              dz = dy, if `linear_output`
     dweight = dz.T @ p        dbias = sum over R of dz        dp = dz @ weight
     dx[r, i] = sum over j of dp * x0[r, j]         dx0[r, j] = sum over i of dp * x[r, i]
 
@@ -74,9 +74,9 @@ def _bias_relu_cpu(z, bias):
 class _CompressedInteraction(Function):
     """With `amp`, arrays of float32 hold what is rounded to 16 bits."""
 
-    def forward(self, x, x0, weight, bias, amp):
+    def forward(self, x, x0, weight, bias, linear_output, amp):
         self.x, self.x0 = np.ascontiguousarray(x), np.ascontiguousarray(x0)
-        self.amp = amp
+        self.linear_output, self.amp = linear_output, amp
         self.weight = rounded(np.ascontiguousarray(weight).reshape(len(weight), -1), amp)
         rows, products = len(x), self.weight.shape[1]
         self.size = max(32, min(_BLOCK // products, 512))
@@ -85,7 +85,10 @@ class _CompressedInteraction(Function):
         def block(i: int, j: int) -> None:
             y = self.y[i:j]
             matmul_block(self._products(i, j), self.weight.T, y)
-            _bias_relu_cpu(y, bias)
+            if linear_output:
+                y += bias
+            else:
+                _bias_relu_cpu(y, bias)
 
         with cpu.serial_blas():
             cpu.parallel(block, rows, self.size)
@@ -99,7 +102,8 @@ class _CompressedInteraction(Function):
     @np.errstate(over="ignore", invalid="ignore")  # the optimizer tells of them
     def backward(self, dy):
         rows, (outputs, products) = len(dy), self.weight.shape
-        dz = rounded(np.where(self.y > 0, dy, dy.dtype.type(0)), self.amp)
+        dz = dy if self.linear_output else np.where(self.y > 0, dy, dy.dtype.type(0))
+        dz = rounded(np.ascontiguousarray(dz), self.amp)
         dx, dx0 = arrays.empty(self.x.shape, dy.dtype), arrays.empty(self.x0.shape, dy.dtype)
         size = self.size * max(1, -(-rows // (_PARTS * self.size)))  # of so many blocks
         parts = np.zeros((-(-rows // size), outputs, products), dy.dtype)
@@ -182,7 +186,8 @@ def compressed_sums(dp: Any, x: Any, x0: Any, dx: Any, dx0: Any) -> None:
 
 
 class _CompressedInteractionOnDevice(Function):
-    def forward(self, x, x0, weight, bias, amp):
+    def forward(self, x, x0, weight, bias, linear_output, amp):
+        self.linear_output = linear_output
         self.xp = xp = arrays.namespace(_NAME, x, x0, weight, bias)
         self.x, self.x0, bias = map(xp.ascontiguousarray, (x, x0, bias))
         flat = xp.ascontiguousarray(weight).reshape(len(weight), -1)
@@ -192,7 +197,7 @@ class _CompressedInteractionOnDevice(Function):
         for i, j, p in self._chunks():
             cublaslt.matmul(
                 p, self.weight[:outputs], y[i:j], transpose_b=True,
-                epilogue=Epilogue.RELU_BIAS, bias=bias,
+                epilogue=Epilogue.BIAS if linear_output else Epilogue.RELU_BIAS, bias=bias,
             )  # fmt: skip
         return y
 
@@ -208,7 +213,8 @@ class _CompressedInteractionOnDevice(Function):
     def backward(self, dy):
         xp, (outputs, h, m) = self.xp, self.shape
         # Not by cublasLt's mask: where no product is left z is 0, and the mask may be either.
-        dz = xp.where(self.y > 0, dy, np.float32(0))
+        dz = dy if self.linear_output else xp.where(self.y > 0, dy, np.float32(0))
+        dz = xp.ascontiguousarray(dz)
         if self.amp is not None:
             dz = padded(dz, self.amp)
         dx, dx0 = xp.empty(self.x.shape, np.float32), xp.empty(self.x0.shape, np.float32)
@@ -228,7 +234,13 @@ class _CompressedInteractionOnDevice(Function):
 
 
 def compressed_interaction(
-    x: Any, x0: Any, weight: Any, bias: Any, *, amp: str | None = None
+    x: Any,
+    x0: Any,
+    weight: Any,
+    bias: Any,
+    *,
+    linear_output: bool = False,
+    amp: str | None = None,
 ) -> Any:
     """Return y of the formula above.
 
@@ -240,6 +252,8 @@ def compressed_interaction(
         Input of the network: of each sample and column, the numbers of all its embeddings.
     weight : (O, H, M) array or Tensor of the same dtype
     bias : (O,) array or Tensor of the same dtype
+    linear_output : bool
+        Whether y goes without ReLU.
     amp : {None, "float16", "bfloat16"}
         What is multiplied in, see above; arrays are then float32.
 
@@ -254,7 +268,7 @@ def compressed_interaction(
 
     Notes
     -----
-    Lian et al. 2018, "xDeepFM", equation 6, of a layer with ReLU.
+    Lian et al. 2018, "xDeepFM", equation 6; ReLU is of its authors' code.
 
     Examples
     --------
@@ -274,4 +288,4 @@ def compressed_interaction(
     if 0 in sizes[1:]:
         raise ValueError(f"{_NAME}: O, H and M must be at least 1, got shape {raw[2].shape}.")
     op = _CompressedInteraction if xp is np else _CompressedInteractionOnDevice
-    return op.apply(x, x0, weight, bias, amp=half)
+    return op.apply(x, x0, weight, bias, linear_output=linear_output, amp=half)
