@@ -125,11 +125,12 @@ class Bags:
         self.optimizer.step()
 
 
-def main():
+def answer(kind):
+    """Build the training of a kind, and time it as often as stdin asks for that."""
     data, case = np.load(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(case["threads"])
     torch.manual_seed(0)
-    training = (Bags if case["model"] == "bags" else Training)(case, data)
+    training = kind(case, data)
     at = 0
 
     def step():
@@ -157,6 +158,10 @@ def main():
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         print((time.perf_counter() - start) / int(repeat), flush=True)
+
+
+def main():
+    answer(lambda case, data: (Bags if case["model"] == "bags" else Training)(case, data))
 
 
 if __name__ == "__main__":

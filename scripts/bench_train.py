@@ -1,16 +1,20 @@
 """Training speed beside a peer's, alternating in one run: one JSON line of ratios on stdout.
 
     python scripts/bench_train.py --case mlp --peer torch
+    python scripts/bench_train.py --case deepfm --peer deepctr-torch
 
 Case `mlp`: DLRM, 26 tables x 100k ids, width 128, bottom 512-256-128, top 1024-1024-512-256-1,
 batch 4096, Zipf 1.2 ids, SGD. Case `embedding`: an MLP 64-32-1 on the concatenated vectors of
 26 tables x 200k ids, width 32, batch 8192, Zipf 1.1 ids, Adam and then Adagrad (the peer's tables:
-SparseAdam, Adagrad).
+SparseAdam, Adagrad). Each round times our steps, the peer's steps, and the MLPs' matmuls alone
+(forward, weight and input gradients, into ready buffers) by NumPy's and by the peer's BLAS; ratios
+are medians over the rounds, and of several optimizers the least favourable one's.
 
-Ours gets raw 64-bit ids, the peer ready-made row numbers. Each round times our steps, the peer's
-steps, and the MLPs' matmuls alone (forward, weight and input gradients, into ready buffers) by
-NumPy's and by the peer's BLAS; ratios are medians over the rounds, and of several optimizers the
-least favourable one's.
+Cases `deepfm`, `dcn`, `xdeepfm`: our model and DeepCTR-Torch's, 39 tables x 10k ids, width 16, MLP
+400-400-400, batch 4096, Zipf 1.1 ids, Adam, no penalties. The peer's Adam moves every row at every
+step; so does ours with `dense_updates`, and without it, "lazy", only the rows of the batch.
+
+Ours gets raw 64-bit ids, the peer ready-made row numbers.
 """
 
 from __future__ import annotations
@@ -45,6 +49,15 @@ CASES = {
         num_dense=0, top=[64, 32], batch=8192, zipf=1.1, lr=0.01, batches=16,
     ),
 }  # fmt: skip
+DEEPCTR = dict(
+    optimizer="adam", tables=39, ids=10_000, width=16, num_dense=0, top=[400] * 3, batch=4096,
+    zipf=1.1, lr=0.001, batches=16,
+)  # fmt: skip
+CASES |= {
+    "deepfm": DEEPCTR | dict(model="deepfm"),
+    "dcn": DEEPCTR | dict(model="dcn", crosses=2),
+    "xdeepfm": DEEPCTR | dict(model="xdeepfm", maps=[256, 128], batches=4),
+}
 OPTIMIZERS = {"sgd": optim.SGD, "adam": optim.Adam, "adagrad": optim.Adagrad}
 
 
@@ -114,7 +127,14 @@ def dlrm(case: dict) -> nn.Module:
     return models.DLRM(*sizes, bottom=case["bottom"], top=case["top"])
 
 
-MODELS = {"dlrm": dlrm, "concatenation": Concatenation}
+def of_deepctr(case: dict) -> nn.Module:
+    own = {name: case[name] for name in ("crosses", "maps") if name in case}
+    sizes = case["num_dense"], case["tables"], case["width"]
+    return OF_DEEPCTR[case["model"]](*sizes, deep=case["top"], **own)
+
+
+OF_DEEPCTR = {"deepfm": models.DeepFM, "dcn": models.DCN, "xdeepfm": models.XDeepFM}
+MODELS = {"dlrm": dlrm, "concatenation": Concatenation} | dict.fromkeys(OF_DEEPCTR, of_deepctr)
 
 
 class Ours:
@@ -123,6 +143,7 @@ class Ours:
     def __init__(self, case: dict, data: dict[str, np.ndarray]) -> None:
         cupyrec.manual_seed(0)
         self.model = MODELS[case["model"]](case)
+        self.model.embedding.group.dense_updates = case.get("dense_updates", False)
         self.optimizer = OPTIMIZERS[case["optimizer"]](self.model.parameters(), case["lr"])
         self.dense, self.labels = data["dense"], data["labels"]
         self.ids = raw_ids(data["indices"])
@@ -140,14 +161,16 @@ class Ours:
 
 
 class Peer:
-    """scripts/bench_peer_torch.py in a venv of its own: asleep but when it is asked to run."""
+    """A script of the peer's in a venv of its own: asleep but when it is asked to run."""
 
     def __init__(self, case: dict, data: dict[str, np.ndarray], threads: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
         np.savez(self.folder.name + "/data.npz", **data)
         case = case | {"threads": threads}
+        deepctr = case["model"] in OF_DEEPCTR
+        script = "bench_peer_deepctr.py" if deepctr else "bench_peer_torch.py"
         command = [
-            python_with_torch(), ROOT / "scripts/bench_peer_torch.py",
+            peer_python(deepctr), ROOT / "scripts" / script,
             self.folder.name + "/data.npz", json.dumps(case),
         ]  # fmt: skip
         self.process = subprocess.Popen(
@@ -167,16 +190,23 @@ class Peer:
         self.folder.cleanup()
 
 
-def python_with_torch() -> Path:
-    """Make the peer's venv if it isn't there."""
+def peer_python(deepctr: bool) -> Path:
+    """Make the peer's venv if it isn't there, with DeepCTR-Torch if that is asked for."""
     python = PEER_VENV / "bin/python"
     if not (PEER_VENV / "complete").exists():
         print(f"installing the peer into {PEER_VENV}", file=sys.stderr)
         venv.create(PEER_VENV, with_pip=True, clear=True)
-        pip = [python, "-m", "pip", "install", "-q", "torch==2.13.0", "numpy"]
-        subprocess.run(pip, check=True, stdout=sys.stderr)
+        install(python, "torch==2.13.0", "numpy")
         (PEER_VENV / "complete").touch()
+    if deepctr and not (PEER_VENV / "complete_deepctr").exists():
+        install(python, "scikit-learn", "tqdm")
+        install(python, "--no-deps", "deepctr-torch==0.3.0")
+        (PEER_VENV / "complete_deepctr").touch()
     return python
+
+
+def install(python: Path, *what: str) -> None:
+    subprocess.run([python, "-m", "pip", "install", "-q", *what], check=True, stdout=sys.stderr)
 
 
 def seconds(work, repeat: int) -> float:
@@ -188,31 +218,89 @@ def seconds(work, repeat: int) -> float:
     return (time.perf_counter() - start) / repeat
 
 
+def alternate(title: str, contest: dict, options: argparse.Namespace) -> list[dict[str, float]]:
+    """Seconds of each in each round: `contest` has functions of a number of steps."""
+    rows = []
+    for i in range(options.rounds + 1):
+        row = {name: work(options.steps) for name, work in contest.items()}
+        milliseconds = {name: round(v * 1e3, 1) for name, v in row.items()}
+        print(title, milliseconds, "ms" if i else "ms to warm up", file=sys.stderr)
+        rows.append(row)
+    return rows[1:]
+
+
+def medians(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+
+
 def measure(case: dict, data: dict[str, np.ndarray], options: argparse.Namespace) -> dict:
     """Ratios and speed with one optimizer."""
     peer = Peer(case | {"layers": layer_shapes(case)}, data, options.threads)
     ours, gemms = Ours(case, data), Gemms(case)
     seconds(ours, 2)
     peer.seconds("step", 2)
-    rows = []
-    for i in range(options.rounds + 1):
+
+    def numpy(steps: int) -> float:
         with threadpool_limits(options.threads, user_api="blas"):
-            row = {"gemms_numpy": seconds(gemms, options.steps)}
-        row["ours"] = seconds(ours, options.steps)
-        row["peer"] = peer.seconds("step", options.steps)
-        row["gemms_peer"] = peer.seconds("gemms", options.steps)
-        milliseconds = {k: round(v * 1e3, 1) for k, v in row.items()}
-        print(case["optimizer"], milliseconds, "ms" if i else "ms to warm up", file=sys.stderr)
-        if i:
-            rows.append(row)
+            return seconds(gemms, steps)
+
+    contest = {
+        "gemms_numpy": numpy,
+        "ours": lambda steps: seconds(ours, steps),
+        "peer": lambda steps: peer.seconds("step", steps),
+        "gemms_peer": lambda steps: peer.seconds("gemms", steps),
+    }
+    rows = alternate(case["optimizer"], contest, options)
     peer.close()
-    median = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+    median = medians(rows)
     floor = min(("gemms_numpy", "gemms_peer"), key=median.get)
     return {
         "samples_per_second": case["batch"] / median["ours"],
         "ratio_vs_torch": statistics.median(r["peer"] / r["ours"] for r in rows),
         "gemm_ratio": statistics.median(r["ours"] / r[floor] for r in rows),
     }
+
+
+def beside_torch(case: dict, data: dict[str, np.ndarray], options: argparse.Namespace) -> dict:
+    measured = {
+        name: measure(case | {"optimizer": name}, data, options) for name in case["optimizers"]
+    }
+    result = {}
+    for figure, worst in (
+        ("samples_per_second", min),
+        ("ratio_vs_torch", min),
+        ("gemm_ratio", max),
+    ):
+        result[figure] = worst(m[figure] for m in measured.values())
+    for name, m in measured.items():
+        result[f"ratio_vs_torch_{name}"] = m["ratio_vs_torch"]
+    return result
+
+
+def beside_deepctr(case: dict, data: dict[str, np.ndarray], options: argparse.Namespace) -> dict:
+    peer = Peer(case, data, options.threads)
+    ours, lazy = Ours(case | {"dense_updates": True}, data), Ours(case, data)
+    contest = {
+        "ours": lambda steps: seconds(ours, steps),
+        "lazy": lambda steps: seconds(lazy, steps),
+        "deepctr": lambda steps: peer.seconds("step", steps),
+    }
+    rows = alternate(case["model"], contest, options)
+    peer.close()
+    speed = {name: case["batch"] / median for name, median in medians(rows).items()}
+    return {
+        "samples_per_second": speed["ours"],
+        "samples_per_second_lazy": speed["lazy"],
+        "samples_per_second_deepctr": speed["deepctr"],
+        "ratio_vs_deepctr": statistics.median(r["deepctr"] / r["ours"] for r in rows),
+        "ratio_lazy": statistics.median(r["deepctr"] / r["lazy"] for r in rows),
+    }
+
+
+PEERS = {
+    "torch": (beside_torch, ["mlp", "embedding"]),
+    "deepctr-torch": (beside_deepctr, [*OF_DEEPCTR]),
+}
 
 
 def positive(text: str) -> int:
@@ -225,11 +313,15 @@ def positive(text: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--case", choices=CASES, required=True)
-    parser.add_argument("--peer", choices=["torch"], required=True)
+    parser.add_argument("--peer", choices=PEERS, required=True)
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--rounds", type=positive, default=9)
-    parser.add_argument("--steps", type=positive, default=6, help="steps a round")
+    parser.add_argument("--steps", type=positive, help="steps a round, by default 6, xdeepfm 1")
     options = parser.parse_args()
+    beside, cases = PEERS[options.peer]
+    if options.case not in cases:
+        parser.error(f"--peer {options.peer} must come with --case {' or '.join(cases)}")
+    options.steps = options.steps or (1 if options.case == "xdeepfm" else 6)
 
     case, rng = CASES[options.case], np.random.default_rng(1)
     shape = case["batches"], case["batch"]
@@ -239,19 +331,8 @@ def main() -> None:
         "labels": (rng.random((*shape, 1)) < 0.25).astype(np.float32),
     }
     cupyrec.set_num_threads(options.threads)
-    measured = {
-        name: measure(case | {"optimizer": name}, data, options) for name in case["optimizers"]
-    }
     result = {"case": options.case, "peer": options.peer}
-    for figure, worst in (
-        ("samples_per_second", min),
-        ("ratio_vs_torch", min),
-        ("gemm_ratio", max),
-    ):
-        result[figure] = worst(m[figure] for m in measured.values())
-    for name, m in measured.items():
-        result[f"ratio_vs_torch_{name}"] = m["ratio_vs_torch"]
-    print(json.dumps(result))
+    print(json.dumps(result | beside(case, data, options)))
 
 
 if __name__ == "__main__":
