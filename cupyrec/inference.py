@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,32 +17,45 @@ from cupyrec.data import Arrays, Batch, RankSlices, prefetch
 from cupyrec.nn import Module
 from cupyrec.ops.elementwise import sigmoid
 from cupyrec.parallel import Communicator, Transfer
+from cupyrec.ragged import Bags
 
 __all__ = ["dataset_of", "evaluate", "logits_of", "predict"]
 
+_MISSING = np.iinfo(np.int64).min  # what readers make of an empty field
+_MEASURES = "auc", "logloss", "normalized_entropy", "calibration"
 _BATCHES = 1 << 10  # whose logits ranks send each other at a time
 
 
-def evaluate(model: Module, data: Any, *, batch_size: int = 4096) -> dict[str, float]:
-    """Return AUC and logloss of a model; no table changes, unseen ids get initial vectors.
+def evaluate(
+    model: Module, data: Any, *, batch_size: int = 4096, group: int | None = None
+) -> dict[str, float]:
+    """Return what the metrics say of a model; no table changes, unseen ids get initial vectors.
+
+    Weights of samples have no part in it.
 
     Parameters
     ----------
     model : Module
     data : dataset, or (dense, ids, labels) arrays
     batch_size : int
+    group : int, optional
+        The field of `ids` by which `metrics.gauc` groups samples: that of users, say. Of bags it
+        is the first id.
 
     Returns
     -------
     dict
-        ``auc``, ``logloss``, ``samples``.
+        ``auc``, ``logloss``, ``normalized_entropy``, ``calibration``, ``gauc`` where `group` is
+        given, and ``samples``. Of several tasks each is the mean over those that have it, NaN if
+        none has: the AUC of labels of one class is NaN. Each task's own is then there too, as
+        ``auc_<task>`` and so on, by the data's `task_names`, or else numbers from 0 on.
 
     Raises
     ------
     FloatingPointError
         A logit is not finite.
     ValueError
-        A row has no label.
+        A row has no label, logits and labels are not of as many tasks, or there is no such field.
 
     Examples
     --------
@@ -50,21 +64,35 @@ def evaluate(model: Module, data: Any, *, batch_size: int = 4096) -> dict[str, f
     >>> evaluate(models.DLRM(1, 1), arrays)["auc"]
     0.5
     """
-    with contextlib.closing(prefetch(dataset_of(model, data).batches(batch_size))) as batches:
-        scores, labels = logits_of(model, batches)
-    if labels.size < scores.size:
+    data = dataset_of(model, data)
+    with contextlib.closing(prefetch(data.batches(batch_size))) as batches:
+        scores, labels, groups = _outputs(model, batches, False, group)
+    if len(labels) < len(scores):
         raise ValueError(
-            f"evaluate: every row must have a label, got {labels.size} for {scores.size} rows."
+            f"evaluate: every row must have a label, got {len(labels)} for {len(scores)} rows."
         )
-    return {
-        "auc": metrics.auc(labels, scores),
-        "logloss": metrics.logloss(labels, scores),
-        "samples": scores.size,
-    }
+    if len(labels) and labels.shape != scores.shape:
+        raise ValueError(
+            f"evaluate: labels must be of {scores.shape[1]} tasks, as logits are, "
+            f"got {labels.shape[1]}."
+        )
+    tasks = scores.shape[1]
+    names = list(getattr(data, "task_names", ())) or [str(task) for task in range(tasks)]
+    measures = {name: getattr(metrics, name) for name in _MEASURES}
+    if group is not None:
+        measures["gauc"] = functools.partial(metrics.gauc, groups=groups)
+    result = {}
+    for measure, function in measures.items():
+        of_tasks = [function(labels[:, task], scores[:, task]) for task in range(tasks)]
+        known = [value for value in of_tasks if not math.isnan(value)]
+        result[measure] = sum(known) / len(known) if known else math.nan
+        if tasks > 1:
+            result |= {f"{measure}_{name}": v for name, v in zip(names, of_tasks, strict=True)}
+    return result | {"samples": len(scores)}
 
 
 def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
-    """Return the probability of each sample; no table changes.
+    """Return the probability of each sample, of each task; no table changes.
 
     Parameters
     ----------
@@ -74,7 +102,7 @@ def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
 
     Returns
     -------
-    (N,) array of float32
+    (N,) array of float32, of several tasks (N, T)
 
     Raises
     ------
@@ -91,7 +119,8 @@ def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
     consecutive = getattr(data, "consecutive", False)
     with contextlib.closing(prefetch(data.batches(batch_size))) as batches:
         scores, _ = logits_of(model, batches, consecutive=consecutive)
-    return sigmoid(scores.astype(np.float64)).astype(np.float32)
+    probabilities = sigmoid(scores.astype(np.float64)).astype(np.float32)
+    return probabilities if probabilities.shape[1] > 1 else probabilities[:, 0]
 
 
 def logits_of(
@@ -109,7 +138,7 @@ def logits_of(
 
     Returns
     -------
-    (N,) array of float32, (N or 0,) array of float32
+    (N, T) array of float32, (N or 0, T) array of float32
 
     Raises
     ------
@@ -122,33 +151,60 @@ def logits_of(
     >>> batch = Batch(np.zeros((3, 1), np.float32), np.zeros((3, 1), np.int64))
     >>> logits, labels = logits_of(models.DLRM(1, 1), [batch])
     >>> logits.shape, labels.shape
-    ((3,), (0,))
+    ((3, 1), (0, 1))
     """
+    logits, labels, _ = _outputs(model, batches, consecutive, None)
+    return logits, labels
+
+
+def _outputs(
+    model: Module, batches: Iterable[Batch], consecutive: bool, group: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `logits_of` returns, and the ids of a field."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    none = np.empty(0, np.float32)
-    logits, labels = [none], [none]
+    logits, labels, groups = [], [], []
     try:
         with no_grad():
             for batch in batches:
                 moved = batch.to(model.device)
-                logits.append(model(moved.dense, moved.ids).numpy()[:, 0])
+                logits.append(model(moved.dense, moved.ids).numpy())
                 if batch.labels is not None:
-                    labels.append(arrays.to_host(batch.labels)[:, 0])
+                    labels.append(arrays.to_host(batch.labels))
+                if group is not None:
+                    groups.append(_field(batch.ids, group))
     finally:
         for module, mode in modes:  # some may be frozen
             module.training = mode
-    if model.ranks.size > 1:
-        logits, labels = (
-            [*_in_order(model.ranks, parts, consecutive)] for parts in (logits, labels)
-        )
-    logits, labels = np.concatenate(logits), np.concatenate(labels)
+    logits, labels = (_together(model.ranks, parts, consecutive) for parts in (logits, labels))
+    if group is not None:
+        groups = [part[:, None] for part in groups]
+        groups = _together(model.ranks, groups, consecutive, np.int64)[:, 0]
     finite = int(np.isfinite(logits).sum())
     if finite < logits.size:
         raise FloatingPointError(
             f"logits: must be finite, got {logits.size - finite} of {logits.size} that are not."
         )
-    return logits, labels
+    return logits, labels, groups
+
+
+def _field(ids: Any, field: int) -> np.ndarray:
+    """The id of each sample in one field, of a bag its first; (B,)."""
+    if not 0 <= field < ids.shape[1]:
+        raise ValueError(f"evaluate: 'group' must be one of {ids.shape[1]} fields, got {field}.")
+    one = ids.first_of(field, _MISSING) if isinstance(ids, Bags) else ids[:, field]
+    return arrays.to_host(one)
+
+
+def _together(
+    ranks: Communicator, parts: list[np.ndarray], consecutive: bool, dtype: type = np.float32
+) -> np.ndarray:
+    """The rows of all batches, of all ranks and in order, (N, T); (0, 1) of no batch."""
+    tasks = parts[0].shape[1] if parts else 1
+    flat = [np.empty(0, dtype), *(part.ravel() for part in parts)]
+    if ranks.size > 1:
+        flat = [*_in_order(ranks, flat, consecutive)]
+    return np.concatenate(flat).reshape(-1, tasks)
 
 
 def _in_order(
@@ -160,8 +216,8 @@ def _in_order(
     for first in range(0, len(parts), at_once):
         some = parts[first : first + at_once]
         lengths = ranks.all_gather("lengths", np.array([len(part) for part in some]))
-        values = np.empty(int(lengths.sum()), np.float32)
         own = np.concatenate(some)
+        values = np.empty(int(lengths.sum()), own.dtype)
         ranks.all_to_all("logits", Transfer(own, None, values, lengths.sum(axis=1)))
         if not consecutive:
             ordered = np.empty_like(values)

@@ -50,7 +50,8 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     FloatingPointError
         On the CPU: the loss or a gradient is not finite.
     ValueError
-        The batch has no labels; on the CPU: the loss is not finite for its dense values aren't.
+        The batch has no labels, or not as many as the model has tasks; on the CPU: the loss is not
+        finite for its dense values aren't.
 
     Examples
     --------
@@ -71,7 +72,7 @@ def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
     with timeline.span("forward"):
         logits = model(batch.dense, batch.ids)  # ids travel, rows come back; unseen ids get rows
         loss = bce_with_logits(  # mean over the rows of all ranks
-            logits, batch.labels, total=batch.total, gradient_scale=scale
+            logits, batch.labels, batch.weights, total=batch.total, gradient_scale=scale
         )
     if model.device == "cpu" and optimizer.ranks.size == 1:  # else `step` raises on all ranks
         _check_finite(loss, batch, model, optimizer)
@@ -102,13 +103,16 @@ def fit(
     run: RunFolder | None = None,
     progress: Progress | None = None,
     callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
+    task_weights: Sequence[float] = (),
+    positive_weight: float = 1.0,
+    group: int | None = None,
 ) -> dict[str, Any]:
     """Train a model; it ends as at its best step with `valid` and `run`, else as at the last one.
 
     Parameters
     ----------
     model : Module
-        Called as ``model(dense, ids)``, returns logits (B, 1).
+        Called as ``model(dense, ids)``, returns logits (B, T) of T tasks, most often one.
     train, valid : dataset, or (dense, ids, labels) arrays
         A dataset with a method ``at_epoch``, such as `cupyrec.data.Shuffled`, tells by it what it
         is in each epoch, the first of which is 0.
@@ -129,13 +133,20 @@ def fit(
         Of the checkpoint that `model` and `optimizer` were loaded from.
     callbacks : sequence of callable
         Each is called with every line of metrics.
+    task_weights : sequence of float
+        Factor of each task's loss; none: 1.
+    positive_weight : float
+        Factor of the losses of samples whose label is 1.
+    group : int, optional
+        Field by which evaluations group samples, see `evaluate`.
 
     Returns
     -------
     dict
         ``steps``, ``samples``, ``samples_per_second`` (from the second step on, evaluations and
         checkpoints apart; None if there was but one), and with `valid` ``valid_auc`` and
-        ``best_step``: the AUC of the model as it ends, and the step that it is of.
+        ``best_step``: the AUC of the model as it ends, of several tasks the mean, and the step that
+        it is of.
 
     Raises
     ------
@@ -156,6 +167,14 @@ def fit(
     """
     for name, value in [("epochs", epochs), ("batch_size", batch_size)]:
         errors.positive("fit", name, value)
+    weights = [errors.number("fit", "task_weights", weight) for weight in task_weights]
+    positive_weight = errors.number("fit", "positive_weight", positive_weight)
+    for name, value in [
+        *(("task_weights", w) for w in weights),
+        ("positive_weight", positive_weight),
+    ]:
+        if not 0 <= value < math.inf:
+            raise ValueError(f"fit: '{name}' must be finite and not negative, got {value}.")
     ranks = model.ranks
     train, valid = dataset_of(model, train), None if valid is None else dataset_of(model, valid)
     optimizer = Adagrad(model.parameters(), lr=0.02) if optimizer is None else optimizer
@@ -164,7 +183,7 @@ def fit(
         id(p) for p in [*optimizer.parameters, *optimizer.groups]
     }:
         raise ValueError("fit: 'optimizer' must update parameters of 'model', got none of them.")
-    job = _Job(model, optimizer, valid, run, progress, callbacks, min_delta)
+    job = _Job(model, optimizer, valid, run, progress, callbacks, min_delta, group)
     clock = Clock()
     random.set_step(optimizer.t)  # whatever was trained before in this process
     if not model.training:
@@ -177,6 +196,8 @@ def fit(
             epoch, trained = progress.epoch, False
             rows = train.at_epoch(epoch) if hasattr(train, "at_epoch") else train
             batches = rows.batches(batch_size, skip=progress.batch)
+            if weights or positive_weight != 1:
+                batches = (batch.weighted(weights, positive_weight) for batch in batches)
             clock.start()
             with contextlib.closing(prefetch(batches)) as batches:
                 for batch, following in _with_following(_moved(batches, model.device)):
@@ -233,6 +254,7 @@ class _Job:
     progress: Progress
     callbacks: Sequence[Callable[[dict[str, Any]], None]]
     min_delta: float
+    group: int | None
     losses: list[Any] = dataclasses.field(default_factory=list)  # not read yet
     last_loss: float = 0.0
     scaling: dict[str, Any] = dataclasses.field(default_factory=dict)  # for lines of metrics
@@ -332,7 +354,7 @@ class _Job:
 
     def _evaluate(self) -> bool:
         """Evaluate on `valid`; return whether the model was never better."""
-        result, progress = evaluate(self.model, self.valid), self.progress
+        result, progress = evaluate(self.model, self.valid, group=self.group), self.progress
         # An AUC of NaN, where `valid` has one class, tells nothing: the last step is kept then.
         self.last_auc = auc = None if math.isnan(result["auc"]) else result["auc"]
         if auc is not None and hasattr(self.optimizer.schedule, "observe"):
@@ -342,7 +364,8 @@ class _Job:
         if better:
             progress.best_auc, progress.best_step = auc, progress.step
         progress.evaluations_since_best = 0 if better else progress.evaluations_since_best + 1
-        self.log(step=progress.step, valid_auc=result["auc"], valid_logloss=result["logloss"])
+        told = {f"valid_{name}": value for name, value in result.items() if name != "samples"}
+        self.log(step=progress.step, **told)
         logger.info(
             "step %d: valid AUC %.5f%s, logloss %.5f",
             progress.step, result["auc"], " (best)" if better else "", result["logloss"],

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from cupyrec.data import Arrays
+from cupyrec.ragged import Bags
 
 IDS = np.arange(10).reshape(5, 2)
 
@@ -75,14 +76,58 @@ NAN[3, 1], INF[2, 0] = np.nan, -np.inf
      "Arrays: 'labels' must be 0 or 1, got nan in row 3, column 0."),
     ((None, IDS, [0, 1]), ValueError,
      "Arrays: 'labels' must have B = 5 like 'ids', got shape (2, 1)."),
-    ((None, IDS, np.zeros((5, 2))), ValueError,
-     "Arrays: 'labels' must have axes (B, 1), got shape (5, 2)."),
+    ((None, IDS, np.zeros((5, 2, 1))), ValueError,
+     "Arrays: 'labels' must have axes (B, T), got shape (5, 2, 1)."),
+    ((None, IDS, None, np.ones(5)), ValueError,
+     "Arrays: 'weights' must come with labels, got none."),
+    ((None, IDS, np.zeros(5), np.ones(4)), ValueError,
+     "Arrays: 'weights' must have B = 5 like 'labels', got shape (4,)."),
+    ((None, IDS, np.zeros((5, 2)), np.ones((5, 3))), ValueError,
+     "Arrays: 'weights' must have T = 2 like 'labels', got shape (5, 3)."),
+    ((None, IDS, np.zeros(5), [1, 0, -0.5, 1, 1]), ValueError,
+     "Arrays: 'weights' must be finite and not negative, got -0.5 in row 2, column 0."),
+    ((None, IDS, np.zeros(5), [1, 0, np.nan, 1, 1]), ValueError,
+     "Arrays: 'weights' must be finite and not negative, got nan in row 2, column 0."),
+    ((None, IDS, np.zeros(5), [1e39] * 5), ValueError,
+     "Arrays: 'weights' must be finite and not negative, got 1e+39 in row 0, column 0."),
+    ((None, IDS, np.zeros(5), ["1"] * 5), TypeError,
+     "Arrays: 'weights' must be numbers, got <U1."),
     ((None, IDS, ["0"] * 5), TypeError, "Arrays: 'labels' must be numbers, got <U1."),
 ])  # fmt: skip
 def test_bad_arrays(arrays, error, sentence):
     with pytest.raises(error) as caught:
         Arrays(*arrays)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("given", [[1, 2, 0, 0.5, 3], [[1, 2], [2, 2], [0, 1], [0.5, 0], [3, 3]]])
+def test_tasks_and_weights(given):
+    labels = np.array([[0, 1], [1, 1], [1, 0], [0, 0], [1, 0]])
+    data = Arrays(None, IDS, labels, given, task_names=["click", "sale"])
+    assert data.task_names == ["click", "sale"]
+    batches = list(data.batches(2))
+    assert np.concatenate([batch.labels for batch in batches]).tolist() == labels.tolist()
+    expected = np.reshape(given, (5, -1)) * np.ones((1, 2))
+    assert np.concatenate([batch.weights for batch in batches]).tolist() == expected.tolist()
+    assert {batch.weights.dtype for batch in batches} == {np.dtype(np.float32)}
+    assert data.of_rank(1, 2).task_names == ["click", "sale"]
+
+
+def test_bags():
+    bags = Bags(np.arange(9), np.array([0, 2, 3, 3, 5, 8, 9]), num_fields=2)
+    data = Arrays(np.ones((3, 1), np.float32), bags, [0, 1, 1])
+    assert data.num_tables == 2
+    first, last = data.batches(2)
+    assert (first.ids.ids.tolist(), first.ids.offsets.tolist()) == ([*range(5)], [0, 2, 3, 3, 5])
+    assert (last.ids.ids.tolist(), last.ids.offsets.tolist()) == ([5, 6, 7, 8], [0, 3, 4])
+    with pytest.raises(ValueError, match="'labels' must have B = 3 like 'ids', got shape"):
+        Arrays(None, bags, [0, 1])
+
+
+@pytest.mark.parametrize(("labels", "told"), [(None, "no labels"), (np.zeros((5, 1)), "1 labels")])
+def test_names_are_those_of_the_labels(labels, told):
+    with pytest.raises(ValueError, match=rf"'task_names' must name {told}, got \['a', 'b'\]\."):
+        Arrays(None, IDS, labels, task_names=["a", "b"])
 
 
 def test_bad_arguments_of_batches():

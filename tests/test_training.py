@@ -243,9 +243,9 @@ def test_a_plateau_lowers_the_rate_from_the_weights_it_has_and_the_best_comes_ba
     aucs = iter([0.6, 0.7, 0.7 + 5e-7, 0.71, 0.70, 0.71 + 5e-7])
     weights, real = [], training.evaluate
 
-    def evaluate(model, data):
+    def evaluate(model, data, **options):
         weights.append((weights_of(model), rows_of(model)))
-        return real(model, data) | {"auc": next(aucs)}
+        return real(model, data, **options) | {"auc": next(aucs)}
 
     monkeypatch.setattr(training, "evaluate", evaluate)
     model, run, starts = small(), RunFolder(tmp_path), []
@@ -276,9 +276,9 @@ def test_it_ends_at_its_best(tmp_path, monkeypatch):
     aucs = iter([0.6, 0.5])
     weights, real = [], training.evaluate
 
-    def evaluate(model, data):
+    def evaluate(model, data, **options):
         weights.append((weights_of(model), rows_of(model)))
-        return real(model, data) | {"auc": next(aucs)}
+        return real(model, data, **options) | {"auc": next(aucs)}
 
     monkeypatch.setattr(training, "evaluate", evaluate)
     model, run = small(), RunFolder(tmp_path)

@@ -145,6 +145,15 @@ def test_ranks_without_rows_and_short_batches(rows: int) -> None:
     )
 
 
+def test_groups_are_those_of_all_ranks() -> None:
+    x = log(203)
+    of_all, alone = (
+        evaluate(model_of(ranks), x, batch_size=50, group=1) for ranks in (RANKS, Communicator())
+    )
+    assert 0.3 < of_all["gauc"] < 0.7
+    np.testing.assert_allclose(of_all["gauc"], alone["gauc"], rtol=1e-3)
+
+
 def test_keys_travel_ahead_and_rows_do_not(monkeypatch) -> None:
     """Keys of the next batch leave when rows have come; results are those of steps by hand."""
     x, submit, names = log(48), RANKS.submit, []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from cupyrec import errors
 from cupyrec.data.batch import Batch
 from cupyrec.data.rank_slices import RankSlices
+from cupyrec.ragged import Bags
 
 __all__ = ["Arrays"]
 
@@ -20,22 +21,28 @@ class Arrays:
     ----------
     dense : (B, num_dense) floating, or None for no values
         Converted to float32. All must be finite.
-    ids : (B, num_tables) integer
+    ids : (B, num_tables) integer, or Bags
         Converted to int64; uint64 keeps its bits, so that 2^63 and above become negative.
-    labels : (B,) or (B, 1), optional
-        0 or 1, as bools, integers or floats.
+    labels : (B,) or (B, T), optional
+        0 or 1, as bools, integers or floats; of T tasks.
+    weights : (B,) or (B, T), optional
+        Factors of the samples' losses: of all tasks, or of each.
+    task_names : sequence of str, optional
+        Of the T tasks, by which `evaluate` tells of them; numbers by default.
 
     Attributes
     ----------
     num_dense, num_tables : int
         Values and ids in a row.
+    task_names : list of str
 
     Raises
     ------
     TypeError
         An array has another dtype; float ids among them.
     ValueError
-        An array has another shape, a value is not finite, or a label not 0 or 1.
+        An array has another shape, a value is not finite, a label not 0 or 1, a weight negative,
+        there are weights without labels, or not as many names as tasks.
 
     Examples
     --------
@@ -45,23 +52,38 @@ class Arrays:
     """
 
     def __init__(
-        self, dense: np.ndarray | None, ids: np.ndarray, labels: np.ndarray | None = None
+        self,
+        dense: np.ndarray | None,
+        ids: np.ndarray | Bags,
+        labels: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+        *,
+        task_names: Sequence[str] = (),
     ) -> None:
-        ids = np.asarray(ids)
-        if ids.dtype.kind not in "iu":
-            raise TypeError(f"Arrays: 'ids' must be integers, got {ids.dtype}.")
-        errors.axes("Arrays", ids=(ids, "B F"))
-        self._ids = ids.astype(np.int64, copy=False)  # of uint64 it keeps the bits
+        if not isinstance(ids, Bags):
+            ids = np.asarray(ids)
+            if ids.dtype.kind not in "iu":
+                raise TypeError(f"Arrays: 'ids' must be integers, got {ids.dtype}.")
+            errors.axes("Arrays", ids=(ids, "B F"))
+            ids = ids.astype(np.int64, copy=False)  # of uint64 it keeps the bits
         dense = np.empty((len(ids), 0), np.float32) if dense is None else np.asarray(dense)
         if dense.dtype.kind != "f":
             raise TypeError(f"Arrays: 'dense' must be floating, got {dense.dtype}.")
-        errors.axes("Arrays", ids=(ids, "B F"), dense=(dense, "B num_dense"))
+        like = np.broadcast_to(0, ids.shape)  # Bags have no axes themselves
+        errors.axes("Arrays", ids=(like, "B F"), dense=(dense, "B num_dense"))
         with np.errstate(over="ignore"):  # told of below
-            self._dense = dense.astype(np.float32, copy=False)
-        _check("dense", "be finite", dense, np.isfinite(self._dense))
-        self._labels = None if labels is None else _labels(np.asarray(labels), ids)
-        self.num_dense = dense.shape[1]
-        self.num_tables = ids.shape[1]
+            values = dense.astype(np.float32, copy=False)
+        _check("dense", "be finite", dense, np.isfinite(values))
+        if labels is not None:
+            labels = _labels(np.asarray(labels), like)
+        if weights is not None:
+            weights = _weights(np.asarray(weights), labels)
+        self._dense, self._ids, self._labels, self._weights = values, ids, labels, weights
+        self.num_dense, self.num_tables = dense.shape[1], ids.shape[1]
+        self.task_names = list(task_names)
+        if self.task_names and (labels is None or len(self.task_names) != labels.shape[1]):
+            told = "no labels" if labels is None else f"{labels.shape[1]} labels"
+            raise ValueError(f"Arrays: 'task_names' must name {told}, got {self.task_names}.")
 
     def of_rank(self, rank: int, ranks: int) -> RankSlices:
         """Return the dataset for one of several ranks: its rows of each batch, see `Batch.of_rank`.
@@ -96,12 +118,18 @@ class Arrays:
         size = errors.positive("Arrays.batches", "batch_size", batch_size)
         if skip < 0:
             raise ValueError(f"Arrays.batches: 'skip' must be at least 0, got {skip}.")
-        starts = range(skip * size, len(self._ids), size)
-        return (self._batch(slice(start, start + size)) for start in starts)
+        count = len(self._ids)
+        starts = range(skip * size, count, size)
+        return (self._batch(start, min(start + size, count)) for start in starts)
 
-    def _batch(self, rows: slice) -> Batch:
-        labels = None if self._labels is None else self._labels[rows]
-        return Batch(self._dense[rows], self._ids[rows], labels)
+    def _batch(self, start: int, stop: int) -> Batch:
+        ids, labels, weights = self._ids, self._labels, self._weights
+        return Batch(
+            self._dense[start:stop],
+            ids.part(start, stop) if isinstance(ids, Bags) else ids[start:stop],
+            None if labels is None else labels[start:stop],
+            weights=None if weights is None else weights[start:stop],
+        )
 
 
 def _labels(labels: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -109,9 +137,24 @@ def _labels(labels: np.ndarray, ids: np.ndarray) -> np.ndarray:
         raise TypeError(f"Arrays: 'labels' must be numbers, got {labels.dtype}.")
     if labels.ndim == 1:
         labels = labels[:, None]
-    errors.axes("Arrays", ids=(ids, "B F"), labels=(labels, "B 1"))
+    errors.axes("Arrays", ids=(ids, "B F"), labels=(labels, "B T"))
     _check("labels", "be 0 or 1", labels, (labels == 0) | (labels == 1))
     return labels.astype(np.float32, copy=False)
+
+
+def _weights(weights: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
+    """Those of each task; of several, one column has the same of all."""
+    if labels is None:
+        raise ValueError("Arrays: 'weights' must come with labels, got none.")
+    if weights.dtype.kind not in "iuf":
+        raise TypeError(f"Arrays: 'weights' must be numbers, got {weights.dtype}.")
+    if weights.ndim == 1:
+        errors.axes("Arrays", labels=(labels, "B T"), weights=(weights, "B"))
+        weights = np.repeat(weights[:, None], labels.shape[1], axis=1)
+    errors.axes("Arrays", labels=(labels, "B T"), weights=(weights, "B T"))
+    good = (weights >= 0) & (weights <= np.finfo(np.float32).max)
+    _check("weights", "be finite and not negative", weights, good)
+    return weights.astype(np.float32, copy=False)
 
 
 def _check(name: str, rule: str, values: np.ndarray, good: np.ndarray) -> None:

@@ -40,7 +40,7 @@ class RankSlices:
 
     def __init__(self, dataset: Any, rank: int, ranks: int) -> None:
         self.rank, self.ranks = errors.rank("RankSlices", rank, ranks)
-        self.dataset = dataset
+        self.dataset, self.task_names = dataset, getattr(dataset, "task_names", ())
 
     def of_rank(self, rank: int, ranks: int) -> RankSlices:
         """Return those of another rank.
