@@ -273,8 +273,8 @@ def dataset_of(model: Module, data: Any) -> Any:
         data = Arrays(*data)
     if not hasattr(data, "batches"):
         raise TypeError(
-            "data: must be a dataset such as cupyrec.data.TSV(path, schema), or arrays "
-            f"(dense, ids, labels), got {_kind(data)}."
+            "data: must be a dataset such as cupyrec.data.TSV(path, schema) or, of a data frame, "
+            f"cupyrec.data.Frame(frame, schema), or arrays (dense, ids, labels), got {_kind(data)}."
         )
     ranks = model.ranks
     if ranks.size == 1:

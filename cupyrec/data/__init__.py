@@ -1,6 +1,7 @@
 """Click logs in, batches out."""
 
 from cupyrec.data.batch import Batch
+from cupyrec.data.frame import Frame
 from cupyrec.data.in_memory import Arrays
 from cupyrec.data.parquet import Parquet
 from cupyrec.data.prefetch import prefetch
@@ -14,6 +15,7 @@ __all__ = [
     "Arrays",
     "Batch",
     "Column",
+    "Frame",
     "Parquet",
     "RankSlices",
     "Schema",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +14,7 @@ from pyarrow import parquet
 from cupyrec import errors
 from cupyrec.data.arrow import ArrowReader, Records, batched
 from cupyrec.data.batch import Batch, share_of
+from cupyrec.data.log_files import Paths, check_unchanged, log_files, state_of
 from cupyrec.data.prefetch import prefetch
 from cupyrec.data.rank_slices import RankSlices
 from cupyrec.data.schema import Schema
@@ -84,16 +83,12 @@ class Parquet:
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: Paths,
         schema: Schema,
         *,
         labels: bool = True,
     ) -> None:
-        if isinstance(paths, (str, os.PathLike)):
-            paths = [paths]
-        self.paths = [Path(path) for path in paths]
-        if not self.paths:
-            raise ValueError("Parquet: 'paths' must name at least one file, got none.")
+        self.paths = log_files("Parquet", paths)
         if labels and not schema.task_names:
             raise ValueError(f"{self.paths[0]}: its schema must have a label column, got none.")
         self.schema = schema
@@ -103,9 +98,10 @@ class Parquet:
         self.task_names = schema.task_names
         self.consecutive = False
         self._reader = ArrowReader(schema, labels)
-        self._files = [_look_at(path, self._reader) for path in self.paths]
+        self._states = [state_of(path) for path in self.paths]
+        self._groups = [_rows_of_groups(path, self._reader) for path in self.paths]
         self._rank = 0
-        rows = sum(file.groups.sum() for file in self._files)
+        rows = sum(groups.sum() for groups in self._groups)
         self._borders = np.array([0, rows])  # between the rows of ranks
 
     def of_rank(self, rank: int, ranks: int) -> Parquet | RankSlices:
@@ -123,7 +119,7 @@ class Parquet:
         """
         rank, ranks = errors.rank("Parquet.of_rank", rank, ranks)
         part = copy.copy(self)
-        ends = np.cumsum(np.concatenate([file.groups for file in self._files]))
+        ends = np.cumsum(np.concatenate(self._groups))
         wanted = ends[-1] * np.arange(ranks + 1) / ranks
         ends = np.append(0, ends)
         nearest = np.abs(ends - wanted[:, None]).argmin(axis=1)
@@ -154,9 +150,7 @@ class Parquet:
         size = errors.positive("Parquet.batches", "batch_size", batch_size)
         if skip < 0:
             raise ValueError(f"Parquet.batches: 'skip' must be at least 0, got {skip}.")
-        for path, file in zip(self.paths, self._files, strict=True):
-            if _stamp(path) != file.stamp:
-                raise ValueError(f"{path}: must not change while it is read, but it did.")
+        check_unchanged(self.paths, self._states)
         return self._batches(size, skip)
 
     def _batches(self, size: int, skip: int) -> Iterator[Batch]:
@@ -185,44 +179,27 @@ class Parquet:
         """Rows from `start` on and before `stop`, of all files, as they are decoded."""
         names = [column.name for column in self._reader.columns]
         border = 0
-        for path, file in zip(self.paths, self._files, strict=True):
-            ends = border + np.cumsum(file.groups)
-            wanted = np.flatnonzero((ends > start) & (ends - file.groups < stop))
+        for path, groups in zip(self.paths, self._groups, strict=True):
+            ends = border + np.cumsum(groups)
+            wanted = np.flatnonzero((ends > start) & (ends - groups < stop))
             before, border = border, int(ends[-1])
             if len(wanted):
-                at = int(ends[wanted[0]] - file.groups[wanted[0]])
+                at = int(ends[wanted[0]] - groups[wanted[0]])
                 for columns in _decoded(path, wanted.tolist(), names):
                     rows = Records(str(path), at - before, columns)
                     yield rows.part(max(start - at, 0), stop - at)
                     at += len(rows)
 
 
-class _File(NamedTuple):
-    """What is known of a file before it is read."""
-
-    stamp: tuple[int, int]
-    groups: np.ndarray
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """What changes when a file does: its bytes, when it was written."""
-    told = path.stat()
-    return told.st_size, told.st_mtime_ns
-
-
-def _look_at(path: Path, reader: ArrowReader) -> _File:
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: must be a file, found nothing there.")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path}: must be a file, got a folder.")
-    stamp = _stamp(path)
+def _rows_of_groups(path: Path, reader: ArrowReader) -> np.ndarray:
+    """Rows of each of a file's row groups, once its columns are seen to be those of the schema."""
     with _whole(path), parquet.ParquetFile(path) as file:
         told, given = file.metadata, file.schema_arrow
     if not told.num_rows:
         raise ValueError(f"{path}: must have at least one row, got none.")
     reader.check(given, str(path))
     groups = [told.row_group(number).num_rows for number in range(told.num_row_groups)]
-    return _File(stamp, np.array(groups, np.int64))
+    return np.array(groups, np.int64)
 
 
 def _decoded(path: Path, groups: list[int], names: list[str]) -> Iterator[pa.RecordBatch]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from cupyrec import cpu, errors
@@ -14,6 +13,7 @@ from cupyrec.data.batch import Batch, share_of
 from cupyrec.data.in_order import in_order
 from cupyrec.data.layout import Layouts, content, split
 from cupyrec.data.lines import Lines, batched, read_lines
+from cupyrec.data.log_files import Paths, check_unchanged, log_files, state_of
 from cupyrec.data.rebatched import rebatched
 from cupyrec.data.rows import Rows
 from cupyrec.data.schema import Column, Schema
@@ -88,22 +88,14 @@ class TSV:
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: Paths,
         schema: Schema,
         *,
         labels: bool = True,
         on_error: str = "raise",
     ) -> None:
-        if isinstance(paths, (str, os.PathLike)):
-            paths = [paths]
-        self.paths = [Path(path) for path in paths]
-        if not self.paths:
-            raise ValueError("TSV: 'paths' must name at least one file, got none.")
+        self.paths = log_files("TSV", paths)
         for path in self.paths:
-            if not path.exists():
-                raise FileNotFoundError(f"{path}: must be a file, found nothing there.")
-            if path.is_dir():
-                raise IsADirectoryError(f"{path}: must be a file, got a folder.")
             if path.is_file() and path.stat().st_size == 0:  # others show when they are read
                 raise ValueError(f"{path}: must have at least one row, got an empty file.")
         if labels and not any(column.kind == "label" for column in schema.columns):
@@ -120,7 +112,7 @@ class TSV:
         self._first_skipped = ""
         self._rank, self._ranks = 0, 1
         self._layouts = Layouts(schema, labels)
-        self._states = [_state(path) for path in self.paths]
+        self._states = [state_of(path) for path in self.paths]
         for path, state in zip(self.paths, self._states, strict=True):
             if schema.header and state is not None:  # else it is seen when it is read
                 self._layouts.of(next(read_lines(path)))
@@ -173,12 +165,7 @@ class TSV:
         batch_size = errors.positive("TSV.batches", "batch_size", batch_size)
         if skip < 0:
             raise ValueError(f"TSV.batches: 'skip' must be at least 0, got {skip}.")
-        for path, state in zip(self.paths, self._states, strict=True):
-            if _state(path) != state:
-                raise ValueError(
-                    f"{path}: must stay as it was when the dataset was made, got a file of another "
-                    f"size or time of change."
-                )
+        check_unchanged(self.paths, self._states)
         return (self._strict if self.on_error == "raise" else self._lenient)(batch_size, skip)
 
     def _strict(self, size: int, skip: int) -> Iterator[Batch]:
@@ -281,11 +268,3 @@ class TSV:
 def _rule(column: Column) -> str:
     rule = _RULES[column.encoding or column.kind]
     return f"each id {rule}" if column.bag else rule
-
-
-def _state(path: Path) -> tuple[int, int] | None:
-    """What tells that a file was changed, None of what is no file, as a pipe."""
-    if not path.is_file():
-        return None
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
