@@ -43,15 +43,15 @@ is_editable() {
 
 # Installs cupyrec, editable, with these extras; does nothing where that was done for the same
 # metadata in the same place, and is still so.
-install() { # EXTRAS
+install() { # EXTRAS [REQUIREMENT...]
     local stamp=.venv/.installed-$1 now
-    now=$(cat setup.cfg pyproject.toml <(pwd) | sha256sum)
+    now=$(cat setup.cfg pyproject.toml <(echo "$PWD" "${@:2}") | sha256sum)
     if ! new_enough .venv/bin/python || ! .venv/bin/python -m pip --version &>/dev/null; then
         make_venv
     fi
     if [[ ! -f $stamp || $(<"$stamp") != "$now" ]] || ! is_editable; then
         echo "installing cupyrec[$1] into .venv, which takes a minute the first time" >&2
-        .venv/bin/python -m pip install --quiet --editable ".[$1]" >&2 ||
+        .venv/bin/python -m pip install --quiet --editable ".[$1]" "${@:2}" >&2 ||
             die "pip could not install cupyrec[$1]; its message stands above."
         echo "$now" >"$stamp"
     fi

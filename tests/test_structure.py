@@ -27,7 +27,7 @@ LAYERS = (
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
     " checkpoint_import checkpoint_reshard checkpoint_shards config data from_settings inference"
-    " metrics progress report run_folder testing training"
+    " interop metrics progress report run_folder testing training"
     " < cupyrec < checkpoint_commands cli commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
@@ -39,6 +39,7 @@ IN_ONE_PLACE = {
     "arrays": {"cupy"},
     "cpu": {"threadpoolctl"},
     "cublaslt_library": {"cuda"},
+    "interop": {"torch"},
     "kernel": {"cupy"},
     "nvrtc": {"cuda", "cupy"},
     "parallel": {"mpi4py"},

@@ -1,0 +1,1 @@
+"""Parts of cupyrec in other libraries' models; each file needs its library, an extra."""
