@@ -154,6 +154,21 @@ def test_groups_are_those_of_all_ranks() -> None:
     np.testing.assert_allclose(of_all["gauc"], alone["gauc"], rtol=1e-3)
 
 
+def test_tasks_and_weights_are_those_of_all_ranks() -> None:
+    dense, ids, labels = log(48)
+    x = data.Arrays(dense, ids, np.stack([labels, 1 - labels], 1), np.arange(48) % 3)
+    told = []
+    for ranks in (RANKS, Communicator()):
+        cupyrec.manual_seed(5)
+        model = models.MMoE(2, 3, 2, embedding_dim=4, experts=2, expert=[8], tower=[])
+        model.embedding.group.exchange = Exchange(ranks, num_tables=3)
+        optimizer = optim.SGD(model.parameters(), 0.3)
+        options = dict(batch_size=12, task_weights=[1, 0.25], positive_weight=2)
+        training.fit(model, x, optimizer=optimizer, epochs=3, **options)
+        told.append([*evaluate(model, x).values()])
+    np.testing.assert_allclose(*told, rtol=1e-4)
+
+
 def test_keys_travel_ahead_and_rows_do_not(monkeypatch) -> None:
     """Keys of the next batch leave when rows have come; results are those of steps by hand."""
     x, submit, names = log(48), RANKS.submit, []

@@ -14,13 +14,17 @@ f32 = np.float32
 DENSE, TABLES = 3, 4
 
 
-def batches(steps, rows=32):
+def batches(steps, rows=32, tasks=1):
     """Some ids come again, others are new in every batch."""
     generator = np.random.default_rng(2)
     for _ in range(steps):
         dense = generator.standard_normal((rows, DENSE)).astype(f32)
         ids = generator.zipf(1.3, (rows, TABLES)) % 50 - 20
-        yield Batch(dense, ids, (generator.random((rows, 1)) < 0.3).astype(f32))
+        yield Batch(dense, ids, (generator.random((rows, tasks)) < 0.3).astype(f32))
+
+
+def tasks_of(model: nn.Module) -> int:
+    return getattr(model, "num_tasks", 1)
 
 
 def mlp(layer: nn.FusedMLP, x: np.ndarray) -> np.ndarray:
@@ -65,7 +69,8 @@ def train(make, device, amp=None, steps=3):
     model.amp = amp
     # Adam would make a step of full size of a gradient that is all rounding.
     optimizer = optim.SGD(model.parameters(), lr=0.5)
-    losses = [cupyrec.train_step(model, batch, optimizer).item() for batch in batches(steps)]
+    given = batches(steps, tasks=tasks_of(model))
+    losses = [cupyrec.train_step(model, batch, optimizer).item() for batch in given]
     found = {name: arrays.to_host(p.data) for name, p in model.named_parameters()}
     for name, group in model.named_groups():
         found[name] = group.store.export_rows(0, len(group.store)).vectors
@@ -85,11 +90,12 @@ def check_devices_agree(xp, make, amp=None) -> None:
 
 def check_few_rows(model: nn.Module) -> None:
     for rows in (0, 1):
+        shape = rows, tasks_of(model)
         batch = next(batches(1, rows))
         logits = model(batch.dense, batch.ids)
-        assert logits.shape == (rows, 1)
-        logits.backward(np.ones((rows, 1), f32))
-        assert model.eval()(batch.dense, batch.ids).shape == (rows, 1)
+        assert logits.shape == shape
+        logits.backward(np.ones(shape, f32))
+        assert model.eval()(batch.dense, batch.ids).shape == shape
         model.train()
 
 
