@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import binascii
+import importlib.util
 import json
 import statistics
 import sys
@@ -21,14 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-
-try:
-    import pandas
-except ModuleNotFoundError as error:
-    sys.exit(
-        f"bench_data.py: {error.name} must be installed; the extra has it: "
-        "python -m pip install --editable '.[bench]'"
-    )
 
 import cupyrec
 from cupyrec.data import TSV, criteo_schema
@@ -71,6 +64,8 @@ def read_tsv(path: Path, rows: int) -> tuple[np.ndarray, ...]:
 def read_by_pandas(path: Path, rows: int) -> tuple[np.ndarray, ...]:
     """The same by pandas, in the fastest of its ways that we found: 32k rows at a time, and ids as
     bytes, for strings, categories and converters take longer."""
+    import pandas
+
     numbers, codes = range(1, 14), range(14, 40)
     types = {0: np.float32} | dict.fromkeys(numbers, np.float64) | dict.fromkeys(codes, "S8")
     pieces = pandas.read_csv(
@@ -102,6 +97,11 @@ def from_hex(texts: np.ndarray) -> np.ndarray:
 
 
 def criteo_tsv(options: argparse.Namespace) -> dict:
+    if not importlib.util.find_spec("pandas"):
+        sys.exit(
+            "bench_data.py: pandas must be installed; the extra has it: "
+            "python -m pip install --editable '.[bench]'"
+        )
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, suffix in (("plain", ""), ("gz", ".gz")):

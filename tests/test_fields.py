@@ -11,8 +11,9 @@ from cupyrec.data import fields
 
 
 def number(text: str) -> float:
-    end, value = fields._number(np.frombuffer(text.encode() + b"\n", np.uint8), 0)
-    assert end == len(text)
+    line = np.frombuffer(text.encode() + b"\n", np.uint8)
+    end, value = fields._number(line.ctypes.data)
+    assert end == line.ctypes.data + len(text)
     return value
 
 
@@ -70,4 +71,5 @@ def test_digits_after_the_nineteenth_do_not_count():
 
 @pytest.mark.parametrize("text", ["", "+", "-", ".", "-.", "e5", ".e5", "1e", "1e+", "x", "nan"])
 def test_no_number(text):
-    assert math.isnan(fields._number(np.frombuffer(text.encode() + b"\n", np.uint8), 0)[1])
+    line = np.frombuffer(text.encode() + b"\n", np.uint8)
+    assert math.isnan(fields._number(line.ctypes.data)[1])

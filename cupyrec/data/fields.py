@@ -6,8 +6,12 @@ One pass over the bytes, straight into the arrays of a batch.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from cupyrec import cpu
 
@@ -30,6 +34,17 @@ for _digit in range(16):
 _POWERS = 10.0 ** np.arange(23)  # exact
 
 
+@intrinsic
+def _byte(_context: Any, _at: Any) -> Any:
+    """The byte at an address: loops that pass an array on count references, which takes as long as
+    reading a field."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], cgutils.voidptr_t))
+
+    return types.uint8(types.intp), generate
+
+
 @cpu.exact_loop
 def _scale(digits, power):
     """Return digits * 10^power as float64.
@@ -46,17 +61,17 @@ def _scale(digits, power):
 
 
 @cpu.exact_loop
-def _number(data, at):
+def _number(at):
     """Read [+-] digits [. digits] [e [+-] digits] as float64; return (end, value or NaN).
 
     Digits after the 19th significant one count as zeros.
     """
-    negative = data[at] == _MINUS
-    if negative or data[at] == _PLUS:
+    negative = _byte(at) == _MINUS
+    if negative or _byte(at) == _PLUS:
         at += 1
     digits, power, seen, point = np.uint64(0), 0, 0, False
     while True:
-        byte = data[at]
+        byte = _byte(at)
         if _ZERO <= byte <= _ZERO + 9:
             seen += 1
             if digits < np.uint64(10**18):
@@ -71,12 +86,12 @@ def _number(data, at):
         at += 1
     if seen and byte | 32 == _E:
         at += 1
-        down = data[at] == _MINUS
-        if down or data[at] == _PLUS:
+        down = _byte(at) == _MINUS
+        if down or _byte(at) == _PLUS:
             at += 1
         exponent, seen = 0, 0
-        while _ZERO <= data[at] <= _ZERO + 9:
-            exponent = min(10 * exponent + (data[at] - _ZERO), 1 << 40)
+        while _ZERO <= _byte(at) <= _ZERO + 9:
+            exponent = min(10 * exponent + (_byte(at) - _ZERO), 1 << 40)
             seen += 1
             at += 1
         power += -exponent if down else exponent
@@ -87,15 +102,15 @@ def _number(data, at):
 
 
 @cpu.exact_loop
-def _integer(data, at):
+def _integer(at):
     """Read [+-] digits within int64; return (end, value, whether it is that)."""
-    negative = data[at] == _MINUS
-    signed = negative or data[at] == _PLUS
+    negative = _byte(at) == _MINUS
+    signed = negative or _byte(at) == _PLUS
     at += signed
     start, value, good = at, np.uint64(0), True
     limit = np.uint64(2**63 - 1) + np.uint64(negative)
-    while _ZERO <= data[at] <= _ZERO + 9:
-        digit = np.uint64(data[at] - _ZERO)
+    while _ZERO <= _byte(at) <= _ZERO + 9:
+        digit = np.uint64(_byte(at) - _ZERO)
         good &= value <= (limit - digit) // np.uint64(10)
         value = value * np.uint64(10) + digit
         at += 1
@@ -105,28 +120,28 @@ def _integer(data, at):
 
 
 @cpu.exact_inline
-def _id(kind, data, at, stop, separator):
+def _id(kind, at, stop, separator):
     """Read what stands before `stop`, a separator or the line's end as an id, MISSING if nothing
     does; return (end, id, whether it is one)."""
     start, code, good = at, np.uint64(0), True
     if kind == HEX:
-        digit = HEX_DIGITS[data[at]]
+        digit = HEX_DIGITS[_byte(at)]
         while digit < 16:
             code = (code << np.uint64(4)) | np.uint64(digit)
             at += 1
-            digit = HEX_DIGITS[data[at]]
+            digit = HEX_DIGITS[_byte(at)]
         good = at - start <= 16
     elif kind == INTEGER:
-        if data[at] != stop and data[at] != separator and data[at] != _NEWLINE:
-            at, code, good = _integer(data, at)
+        if _byte(at) != stop and _byte(at) != separator and _byte(at) != _NEWLINE:
+            at, code, good = _integer(at)
     else:  # STRING, IGNORE
         code = FNV_START
-        while data[at] != separator and data[at] != _NEWLINE:
-            if data[at] == stop:
-                if stop != _QUOTE or data[at + 1] != _QUOTE:
+        while _byte(at) != separator and _byte(at) != _NEWLINE:
+            if _byte(at) == stop:
+                if stop != _QUOTE or _byte(at + 1) != _QUOTE:
                     break
                 at += 1  # a doubled quote is one
-            code = (code ^ np.uint64(data[at])) * FNV_PRIME
+            code = (code ^ np.uint64(_byte(at))) * FNV_PRIME
             at += 1
     return at, np.int64(code) if at > start else MISSING, good
 
@@ -158,52 +173,54 @@ def parse(
         Where to go on. After a malformed line they are those of its beginning, and `column` is
         where reading it failed; else `column` is -1.
     """
-    size, rows, last, at = len(data), len(dense), len(columns) - 1, 0
-    while at < size and row < rows:
+    rows, last, at = len(dense), len(columns) - 1, np.intp(data.ctypes.data)
+    end = at + len(data)
+    while at < end and row < rows:
         begin = used
         for column in range(last + 1):
             kind, place, separator = columns[column, 0], columns[column, 1], columns[column, 4]
-            quoted = quotes and data[at] == _QUOTE
+            quoted = quotes and _byte(at) == _QUOTE
             at += quoted
             stop, good = _QUOTE if quoted else delimiter, True
             if separator >= 0:
-                first, more = used, data[at] != stop and data[at] != _NEWLINE
-                if quoted and data[at] == stop:  # which may begin a doubled one
-                    more = data[at + 1] == _QUOTE
+                first, more = used, _byte(at) != stop and _byte(at) != _NEWLINE
+                if quoted and _byte(at) == stop:  # which may begin a doubled one
+                    more = _byte(at + 1) == _QUOTE
                 while more:
-                    at, bagged[used], good = _id(kind, data, at, stop, separator)
+                    at, bagged[used], good = _id(kind, at, stop, separator)
                     used += 1
-                    more = good and data[at] == separator
+                    more = good and _byte(at) == separator
                     at += more
                 ids[row, place], lengths[row, place] = first, used - first
             elif kind == NUMERIC:
                 value, bucket = 0.0, 0
-                if data[at] != stop and data[at] != _NEWLINE:
-                    at, value = _number(data, at)
-                    logarithm = math.log1p(abs(value))
-                    bucket = 1 if value < 0 else 2 + int(2 * logarithm)
-                    if columns[column, 2]:
-                        value = math.copysign(logarithm, value)
+                if _byte(at) != stop and _byte(at) != _NEWLINE:
+                    at, value = _number(at)
+                    if columns[column, 2] or columns[column, 3] >= 0:
+                        logarithm = math.log1p(abs(value))
+                        bucket = 1 if value < 0 else 2 + int(2 * logarithm)
+                        if columns[column, 2]:
+                            value = math.copysign(logarithm, value)
                     good = np.isfinite(np.float32(value))
                 dense[row, place] = value
                 if columns[column, 3] >= 0:
                     ids[row, columns[column, 3]] = bucket
             elif kind == LABEL:
-                at, value = _number(data, at)
+                at, value = _number(at)
                 labels[row, place] = value
                 good = value == 0 or value == 1
             elif kind == WEIGHT:
-                at, value = _number(data, at)
+                at, value = _number(at)
                 weights[row] = value
                 good = value >= 0 and np.isfinite(np.float32(value))
             else:
-                at, code, good = _id(kind, data, at, stop, separator)
+                at, code, good = _id(kind, at, stop, separator)
                 if kind != IGNORE:
                     ids[row, place] = code
             if quoted:
-                good = good and data[at] == _QUOTE
+                good = good and _byte(at) == _QUOTE
                 at += good
-            if not good or data[at] != (delimiter if column < last else _NEWLINE):
+            if not good or _byte(at) != (delimiter if column < last else _NEWLINE):
                 return row, begin, column
             at += 1
         row += 1
