@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import binascii
-import importlib.util
 import json
 import statistics
 import sys
@@ -22,6 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+try:
+    import pandas
+except ModuleNotFoundError:  # one case needs it
+    pandas = None
 
 import cupyrec
 from cupyrec.data import TSV, criteo_schema
@@ -64,8 +68,6 @@ def read_tsv(path: Path, rows: int) -> tuple[np.ndarray, ...]:
 def read_by_pandas(path: Path, rows: int) -> tuple[np.ndarray, ...]:
     """The same by pandas, in the fastest of its ways that we found: 32k rows at a time, and ids as
     bytes, for strings, categories and converters take longer."""
-    import pandas
-
     numbers, codes = range(1, 14), range(14, 40)
     types = {0: np.float32} | dict.fromkeys(numbers, np.float64) | dict.fromkeys(codes, "S8")
     pieces = pandas.read_csv(
@@ -97,7 +99,7 @@ def from_hex(texts: np.ndarray) -> np.ndarray:
 
 
 def criteo_tsv(options: argparse.Namespace) -> dict:
-    if not importlib.util.find_spec("pandas"):
+    if pandas is None:
         sys.exit(
             "bench_data.py: pandas must be installed; the extra has it: "
             "python -m pip install --editable '.[bench]'"

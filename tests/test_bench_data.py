@@ -1,6 +1,5 @@
 """The readers beside others', on few rows."""
 
-import importlib.util
 import json
 import runpy
 import sys
@@ -36,10 +35,7 @@ def test_pandas_reads_the_same(monkeypatch, capsys):
 
 
 def test_without_pandas_it_says_how_to_get_it(monkeypatch, capsys):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "pandas" else find(name)
-    )
+    monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(SystemExit, match=r"pandas must be installed.*--editable '\.\[bench\]'$"):
         run(monkeypatch, capsys, "--case", "criteo_tsv")
 
