@@ -10,8 +10,8 @@
 
 A row is a column of the embeddings of a sample: R = B D, and x0[b D + d, j] is number d of its
 embedding j. p is D times as much as the outer products of a batch: it is made for some rows at a
-time, forward and again backward, so that a matmul finds it in the cache. On a GPU bias and ReLU are
-part of it.
+time, forward and again backward, so that a matmul finds it in the cache; on the CPU some columns of
+x at a time, each product of 512 rows side by side. On a GPU bias and ReLU are part of the matmul.
 
 With `amp`, a type of 16 bits, p, weight and dz are rounded to it; all else is float32.
 """
@@ -28,38 +28,42 @@ from cupyrec.autograd import Function, Tensor
 from cupyrec.cublaslt import Epilogue
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.cast import cast_matrices, padded, padded_width, rounded
-from cupyrec.ops.fused_mlp import matmul_block
 from cupyrec.ops.halves import half_type, value_macros
 
 __all__ = ["compressed_interaction", "compressed_products", "compressed_sums"]
 
 _NAME = "compressed_interaction"
-_BLOCK = 1 << 18  # products of rows of the CPU: 1 MB, half of an L2 cache
-_PARTS = 32  # blocks whose gradients of the weight are added up
+_ROWS, _TERMS = 512, 320  # a block of the CPU: its products and their gradients fill an L2 cache
+_SUMMED = 16  # terms of dx that are added up before they are added to others: sums lose less
+_PARTS = 16  # of the rows, whose gradients of the weight are added up
 _CHUNK = 128 << 20  # bytes of products on a device
 
 
 @cpu.loop
-def _products_cpu(x, x0, p):
-    rows, columns = x0.shape
-    for r in range(rows):
-        for i in range(x.shape[1]):
-            for j in range(columns):
-                p[r, i * columns + j] = x[r, i] * x0[r, j]
+def _products_cpu(x, x0, first, last, symmetric, p):
+    """Products (terms, R) of rows `first` to `last` of x (H, R) and x0 (M, R)."""
+    k = 0
+    for i in range(first, last):
+        for j in range(i if symmetric else 0, x0.shape[0]):
+            for r in range(x.shape[1]):
+                p[k, r] = x[i, r] * x0[j, r]
+            k += 1
 
 
 @cpu.loop
-def _sums_cpu(dp, x, x0, dx, dx0):
-    rows, columns = x0.shape
-    for r in range(rows):
-        dx0[r] = 0
-        for i in range(x.shape[1]):
-            total, factor = x.dtype.type(0), x[r, i]
-            for j in range(columns):
-                total += dp[r, i * columns + j] * x0[r, j]
-            for j in range(columns):
-                dx0[r, j] += dp[r, i * columns + j] * factor
-            dx[r, i] = total
+def _sums_cpu(dp, x, x0, first, last, symmetric, dx, dx0):
+    rows, k = x.shape[1], 0
+    part = np.empty(rows, x.dtype)
+    for i in range(first, last):
+        for start in range(i if symmetric else 0, x0.shape[0], _SUMMED):
+            part[:] = 0
+            for j in range(start, min(start + _SUMMED, x0.shape[0])):
+                for r in range(rows):
+                    part[r] += dp[k, r] * x0[j, r]
+                    dx0[j, r] += dp[k, r] * x[i, r]
+                k += 1
+            for r in range(rows):
+                dx[i, r] += part[r]
 
 
 @cpu.loop
@@ -71,57 +75,112 @@ def _bias_relu_cpu(z, bias):
             z[r, o] = zero if value <= zero else value  # NaN stays NaN
 
 
+@cpu.loop
+def _mask_cpu(dz, y):
+    zero = y.dtype.type(0)
+    for r in range(y.shape[0]):
+        for o in range(y.shape[1]):
+            value = dz[r, o]  # read in any case, so that there is no jump
+            dz[r, o] = value if y[r, o] > zero else zero
+
+
+def _turned(x: np.ndarray) -> np.ndarray:
+    """Columns as rows, so that the loops above go along them."""
+    return np.ascontiguousarray(x.T)
+
+
 class _CompressedInteraction(Function):
-    """With `amp`, arrays of float32 hold what is rounded to 16 bits."""
+    """With `amp`, arrays of float32 hold what is rounded to 16 bits.
+
+    Where x is x0, product i M + j is product j M + i: there is one term of both, which is
+    multiplied by the sum of their weights.
+    """
 
     def forward(self, x, x0, weight, bias, linear_output, amp):
+        self.symmetric, self.linear_output, self.amp = x is x0, linear_output, amp
         self.x, self.x0 = np.ascontiguousarray(x), np.ascontiguousarray(x0)
-        self.linear_output, self.amp = linear_output, amp
-        self.weight = rounded(np.ascontiguousarray(weight).reshape(len(weight), -1), amp)
-        rows, products = len(x), self.weight.shape[1]
-        self.size = max(32, min(_BLOCK // products, 512))
-        self.y = arrays.empty((rows, len(weight)), x.dtype)
+        _, h, m = weight.shape
+        self.pairs = np.triu_indices(m) if self.symmetric else np.indices((h, m)).reshape(2, -1)
+        self.groups = self._groups(h)
+        self.weight = self._of_terms(rounded(weight, amp))
+        self.size = min(_ROWS, max(64, -(-len(x) // 8)))
+        self.y = arrays.empty((len(x), len(weight)), x.dtype)
 
         def block(i: int, j: int) -> None:
-            y = self.y[i:j]
-            matmul_block(self._products(i, j), self.weight.T, y)
+            y, given = self.y[i:j], (_turned(self.x[i:j]), _turned(self.x0[i:j]))
+            y[...] = 0
+            for group in self.groups:
+                y += self._products(group, *given).T @ self.weight[group[2]]
             if linear_output:
                 y += bias
             else:
                 _bias_relu_cpu(y, bias)
 
         with cpu.serial_blas():
-            cpu.parallel(block, rows, self.size)
+            cpu.parallel(block, len(x), self.size)
         return self.y
 
-    def _products(self, i: int, j: int) -> np.ndarray:
-        p = np.empty((j - i, self.weight.shape[1]), self.x.dtype)
-        _products_cpu(self.x[i:j], self.x0[i:j], p)
+    def _groups(self, h: int) -> list[tuple[int, int, slice]]:
+        """First and last column of x, and their terms: as many as are multiplied at once."""
+        starts = np.searchsorted(self.pairs[0], np.arange(h + 1)).tolist()
+        groups, first = [], 0
+        for last in range(1, h + 1):
+            if last == h or starts[last + 1] - starts[first] > _TERMS:
+                groups.append((first, last, slice(starts[first], starts[last])))
+                first = last
+        return groups
+
+    def _of_terms(self, weight: np.ndarray) -> np.ndarray:
+        """(terms, O)."""
+        i, j = self.pairs
+        own = np.ascontiguousarray(weight[:, i, j].T)
+        if self.symmetric:
+            own[i < j] += weight[:, j, i].T[i < j]
+        return own
+
+    def _products(self, group: tuple[int, int, slice], x: np.ndarray, x0: np.ndarray) -> Any:
+        first, last, terms = group
+        p = np.empty((terms.stop - terms.start, x.shape[1]), x.dtype)
+        _products_cpu(x, x0, first, last, self.symmetric, p)
         return rounded(p, self.amp)
 
     @np.errstate(over="ignore", invalid="ignore")  # the optimizer tells of them
     def backward(self, dy):
-        rows, (outputs, products) = len(dy), self.weight.shape
-        dz = dy if self.linear_output else np.where(self.y > 0, dy, dy.dtype.type(0))
-        dz = rounded(np.ascontiguousarray(dz), self.amp)
+        rows, (terms, outputs) = len(dy), self.weight.shape
         dx, dx0 = arrays.empty(self.x.shape, dy.dtype), arrays.empty(self.x0.shape, dy.dtype)
         size = self.size * max(1, -(-rows // (_PARTS * self.size)))  # of so many blocks
-        parts = np.zeros((-(-rows // size), outputs, products), dy.dtype)
+        weight_parts = np.zeros((-(-rows // size), terms, outputs), dy.dtype)
+        bias_parts = np.zeros((len(weight_parts), outputs), dy.dtype)
 
-        def part(first: int, last: int) -> None:
-            more = np.empty((outputs, products), dy.dtype)
-            for i in range(first, last, self.size):
-                j = min(i + self.size, last)
-                np.matmul(dz[i:j].T, self._products(i, j), out=more)
-                parts[first // size] += more
-                dp = dz[i:j] @ self.weight
-                _sums_cpu(dp, self.x[i:j], self.x0[i:j], dx[i:j], dx0[i:j])
+        def part(start: int, stop: int) -> None:
+            for i in range(start, stop, self.size):
+                j, n = min(i + self.size, stop), start // size
+                self._block(dy, i, j, dx, dx0, weight_parts[n], bias_parts[n])
 
         with cpu.serial_blas():
             cpu.parallel(part, rows, size)
-        dweight = self.grad_room(2)
-        parts.sum(axis=0, out=dweight.reshape(outputs, products))
-        return dx, dx0, dweight, dz.sum(axis=0)
+        of_terms, dweight = weight_parts.sum(axis=0).T, self.grad_room(2)
+        i, j = self.pairs
+        dweight[:, i, j] = of_terms
+        if self.symmetric:
+            dweight[:, j, i] = of_terms
+        return dx, dx0, dweight, bias_parts.sum(axis=0)
+
+    def _block(self, dy, i, j, dx, dx0, dweight, dbias):
+        """Write dx and dx0 of rows i to j, and add to the gradients of all."""
+        dz = np.array(dy[i:j])
+        if not self.linear_output:
+            _mask_cpu(dz, self.y[i:j])
+        dz = rounded(dz, self.amp)
+        dbias += dz.sum(axis=0)
+        given = _turned(self.x[i:j]), _turned(self.x0[i:j])
+        sums, turned = [np.zeros_like(a) for a in given], _turned(dz)
+        for group in self.groups:
+            first, last, terms = group
+            dweight[terms] += self._products(group, *given) @ dz
+            dp = self.weight[terms] @ turned
+            _sums_cpu(dp, *given, first, last, self.symmetric, *sums)
+        dx[i:j], dx0[i:j] = (a.T for a in sums)
 
 
 def _products_geometry(n: int) -> Geometry:
@@ -157,8 +216,7 @@ def compressed_products(x: Any, x0: Any, dtype: Any) -> Any:
     """
     xp, dtype = arrays.namespace(_NAME, x, x0), np.dtype(dtype)
     if xp is np:
-        p = np.empty((len(x), x.shape[1] * x0.shape[1]), x.dtype)
-        _products_cpu(x, x0, p)
+        p = (x[:, :, None] * x0[:, None, :]).reshape(len(x), -1)
         return p if p.dtype == dtype else padded(p, dtype)
     macros = _macros(x, x0, dtype)
     p = xp.empty((len(x), macros["FILLED"]), dtype)
@@ -179,7 +237,8 @@ def compressed_sums(dp: Any, x: Any, x0: Any, dx: Any, dx0: Any) -> None:
     (array([[3., 3.]]), array([[2., 2., 2.]]))
     """
     if arrays.namespace(_NAME, dp, x, x0, dx, dx0) is np:
-        _sums_cpu(dp, x, x0, dx, dx0)
+        dp = dp.reshape(len(x), x.shape[1], -1)
+        dx[...], dx0[...] = np.einsum("rij,rj->ri", dp, x0), np.einsum("rij,ri->rj", dp, x)
     else:
         macros = _macros(x, x0, dp.dtype) | {"VECTOR": 1}
         _sums(dp, x, x0, dx, dx0, len(x), macros=macros, B=len(x))
