@@ -44,14 +44,15 @@ _HOME = {
     **dict.fromkeys(["fit", "train_step"], "training"),
 }  # fmt: skip
 _MODULES = [
-    "checkpoint", "data", "embedding", "metrics", "models", "nn", "ops", "optim", "testing",
+    "checkpoint", "data", "embedding", "metrics", "models", "nn", "ops", "optim",
+    "tensorboard", "testing",
 ]  # fmt: skip
 
 __all__ = [*_HOME, *_MODULES]
 
 if TYPE_CHECKING:
     from cupyrec import (
-        checkpoint, data, embedding, metrics, models, nn, ops, optim, testing,
+        checkpoint, data, embedding, metrics, models, nn, ops, optim, tensorboard, testing,
     )  # fmt: skip
     from cupyrec.autograd import Function, no_grad
     from cupyrec.cpu import num_threads, set_num_threads

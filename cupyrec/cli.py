@@ -187,6 +187,8 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     add("--embedding-dim", type=_positive, metavar="D", help=about)
     about = "of rows and gradients between ranks: none (the default), fp16, bf16, int8"
     add("--codec", metavar="C", help=about)
+    about = "metrics for TensorBoard, of a resumed run in the same folder; it needs an extra"
+    add("--tensorboard", metavar="DIR", help=about)
     add("--trace", metavar="F.json", help="what each rank does when, for Chrome's trace viewer")
     about = "seconds without progress on any rank that end the job, 300 by default; inf: never"
     add("--stall-timeout", type=_seconds, default=300.0, metavar="S", help=about)

@@ -40,6 +40,7 @@ from cupyrec.parallel import Communicator, world
 from cupyrec.progress import Progress
 from cupyrec.report import write_report
 from cupyrec.run_folder import RunFolder, json_line
+from cupyrec.tensorboard import TensorBoard
 
 __all__ = ["data_movielens_100k", "data_synthetic", "evaluate", "predict", "report", "train"]
 
@@ -74,6 +75,7 @@ def train(options: argparse.Namespace) -> None:
         raise UsageError(_why_not_resumed(Path(options.resume)))
     if options.out == "":
         raise UsageError("train: --out must name a folder, got ''.")
+    boards = [TensorBoard(options.tensorboard)] if options.tensorboard else []
     settings = _settings(options)
     schema = _schema(options, settings)
     train_data, valid, test = (
@@ -100,7 +102,7 @@ def train(options: argparse.Namespace) -> None:
     keys = ("epochs", "batch_size", "eval_every", "patience", "min_delta", "save_every")
     result = training.fit(
         model, _shuffled(train_data, settings), valid,
-        optimizer=optimizer, run=run, progress=progress,
+        optimizer=optimizer, run=run, progress=progress, callbacks=boards,
         **{key: settings["training"][key] for key in keys},
     )  # fmt: skip
     if test is not None:

