@@ -3,6 +3,8 @@
 from cupyrec.data.batch import Batch
 from cupyrec.data.frame import Frame
 from cupyrec.data.in_memory import Arrays
+from cupyrec.data.numpy_files import NumPyFiles
+from cupyrec.data.open_dataset import open_dataset
 from cupyrec.data.parquet import Parquet
 from cupyrec.data.prefetch import prefetch
 from cupyrec.data.rank_slices import RankSlices
@@ -16,10 +18,12 @@ __all__ = [
     "Batch",
     "Column",
     "Frame",
+    "NumPyFiles",
     "Parquet",
     "RankSlices",
     "Schema",
     "Shuffled",
     "criteo_schema",
+    "open_dataset",
     "prefetch",
 ]
