@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="draw a run: one page, report.html in its folder")
     report.set_defaults(run="report")
     report.add_argument("folder", metavar="RUN", help="a run's folder, which may still be trained")
-    _add_data(commands.add_parser("data", help="make click logs"))
+    _add_data(commands.add_parser("data", help="look into click logs, make some"))
     _add_checkpoint(commands.add_parser("checkpoint", help="look into checkpoints, rewrite them"))
     return parser
 
@@ -203,6 +203,13 @@ def _add_device(command: argparse.ArgumentParser) -> None:
 
 def _add_data(command: argparse.ArgumentParser) -> None:
     kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
+    inspect = kinds.add_parser("inspect", help="what a log's columns seem to be, as a schema")
+    inspect.set_defaults(run="data_inspect")
+    inspect.add_argument("file", metavar="FILE", help="text, .parquet or .npy")
+    inspect.add_argument("--rows", type=_positive, default=10_000, metavar="N",
+                         help="how many are looked at; by default 10000")  # fmt: skip
+    inspect.add_argument("--out", metavar="S.toml", help="where to write it; stdout by default")
+    inspect.add_argument("--overwrite", action="store_true", help="replace the output")
     movielens = kinds.add_parser("movielens-100k", help="MovieLens-100k out of a recbole wheel")
     movielens.set_defaults(run="data_movielens_100k")
     movielens.add_argument("--wheel", required=True, metavar="F.whl")

@@ -26,8 +26,10 @@ from cupyrec import (
     training,
 )
 from cupyrec.cli import UsageError
-from cupyrec.data import TSV, Schema, Shuffled, criteo_schema
+from cupyrec.data import Schema, Shuffled, criteo_schema, open_dataset
+from cupyrec.data.inspect import inspect
 from cupyrec.data.movielens import write_movielens_100k
+from cupyrec.data.open_dataset import kind_of
 from cupyrec.data.synthetic import write_synthetic
 from cupyrec.from_settings import (
     MODELS,
@@ -42,7 +44,15 @@ from cupyrec.report import write_report
 from cupyrec.run_folder import RunFolder, json_line
 from cupyrec.tensorboard import TensorBoard
 
-__all__ = ["data_movielens_100k", "data_synthetic", "evaluate", "predict", "report", "train"]
+__all__ = [
+    "data_inspect",
+    "data_movielens_100k",
+    "data_synthetic",
+    "evaluate",
+    "predict",
+    "report",
+    "train",
+]
 
 logger = logging.getLogger("cupyrec")
 
@@ -77,10 +87,9 @@ def train(options: argparse.Namespace) -> None:
         raise UsageError("train: --out must name a folder, got ''.")
     boards = [TensorBoard(options.tensorboard)] if options.tensorboard else []
     settings = _settings(options)
-    schema = _schema(options, settings)
-    train_data, valid, test = (
-        _dataset(files, schema, settings) for files in (options.train, options.valid, options.test)
-    )
+    train_data = _dataset(options.train, _schema(options, settings), settings)
+    schema = train_data.schema
+    valid, test = (_dataset(files, schema, settings) for files in (options.valid, options.test))
     model, optimizer = _build(settings, schema, options.device)
     progress = Progress()
     if options.resume:
@@ -178,6 +187,18 @@ def report(options: argparse.Namespace) -> None:
     _print({"report": str(write_report(options.folder))})
 
 
+def data_inspect(options: argparse.Namespace) -> None:
+    """Write what a log's columns seem to be as a schema, with comments that say why."""
+    if options.out is not None and Path(options.out).exists() and not options.overwrite:
+        raise UsageError(f"data: '{options.out}' must not exist without --overwrite.")
+    found = inspect(options.file, options.rows)
+    text = found.schema.to_toml(found.comments)
+    if options.out is None:
+        print(text, end="", flush=True)
+    else:
+        _replace(Path(options.out), text)
+
+
 def data_movielens_100k(options: argparse.Namespace) -> None:
     """Write MovieLens-100k as click logs; print the numbers of rows as a JSON line."""
     _print(write_movielens_100k(options.wheel, options.out))
@@ -236,36 +257,40 @@ def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def _schema(options: argparse.Namespace, settings: dict[str, dict[str, Any]]) -> Schema:
-    if options.schema:
+def _schema(options: argparse.Namespace, settings: dict[str, dict[str, Any]]) -> Schema | None:
+    """The schema of the logs, None if their files are to tell."""
+    text = kind_of(options.train[0]) == "text"
+    buckets = settings["data"]["buckets"]
+    if options.schema or not text:
         changes = map(config.parse_setting, options.set)
         told = any("buckets" in change.get("data", ()) for change in changes)
-        buckets = settings["data"]["buckets"]
         if told or not buckets:  # true, the default, stands in every saved config.toml: no harm
             raise UsageError(
                 f"train: data.buckets must be left to the columns of --schema, got {buckets}."
             )
+    if options.schema:
         return Schema.load(options.schema)
     if options.resume:
         return Schema.from_dict(_config(Path(options.resume) / "last")["schema"])
-    return criteo_schema(buckets=settings["data"]["buckets"])
+    return criteo_schema(buckets=buckets) if text else None
 
 
-def _dataset(files: list[str] | None, schema: Schema, settings: dict) -> TSV | None:
-    return TSV(files, schema, on_error=settings["data"]["on_error"]) if files else None
+def _dataset(files: list[str] | None, schema: Schema | None, settings: dict) -> Any:
+    on_error = settings["data"]["on_error"]
+    return open_dataset(files, schema, on_error=on_error) if files else None
 
 
-def _shuffled(data: TSV, settings: dict) -> TSV | Shuffled:
+def _shuffled(data: Any, settings: dict) -> Any:
     rows, seed = settings["data"]["shuffle"], settings["training"]["seed"]
     return Shuffled(data, rows, seed) if rows else data
 
 
-def _sizes(data: TSV) -> list[list]:
+def _sizes(data: Any) -> list[list]:
     """Name and bytes of each file: enough for a resumed run to tell that its data are others."""
     return [[path.name, path.stat().st_size] for path in data.paths]
 
 
-def _warn_of_other_data(folder: Path, data: TSV) -> None:
+def _warn_of_other_data(folder: Path, data: Any) -> None:
     if not (folder / _DATA).exists():  # runs before version 0.3 don't say
         return
     before, now = json.loads((folder / _DATA).read_text("utf-8"))["train"], _sizes(data)
@@ -365,7 +390,7 @@ def _config(path: Path) -> dict[str, Any]:
     return configuration
 
 
-def _load(options: argparse.Namespace, *, labels: bool) -> tuple[cupyrec.nn.Module, TSV]:
+def _load(options: argparse.Namespace, *, labels: bool) -> tuple[cupyrec.nn.Module, Any]:
     """Build the model of a checkpoint, or of a run's best or last, and open the data."""
     path = checkpoint_files.find_checkpoint(options.checkpoint)
     configuration = _config(path)
@@ -373,7 +398,7 @@ def _load(options: argparse.Namespace, *, labels: bool) -> tuple[cupyrec.nn.Modu
     model = build_model(configuration["settings"], schema, options.device)
     checkpoint.load(path, model)
     on_error = configuration["settings"]["data"]["on_error"] if labels else "raise"
-    return model, TSV(options.data, schema, labels=labels, on_error=on_error)
+    return model, open_dataset(options.data, schema, labels=labels, on_error=on_error)
 
 
 def _set_device(options: argparse.Namespace) -> None:

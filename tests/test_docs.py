@@ -10,11 +10,13 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import trial
 from pyarrow import parquet
 from test_tsv import fnv1a
 
+import cupyrec
 from cupyrec import cli, config
 from cupyrec.commands import _settings
 from cupyrec.data import TSV, Column, Schema
@@ -60,7 +62,7 @@ def test_the_schema_says_what_each_column_is(folder):
 
 
 def test_the_rows_are_what_the_page_says(folder):
-    (source,) = blocks("python")
+    source, _ = blocks("python")
     test = doctest.DocTestParser().get_doctest(source, {}, "data.md", None, 0)
     result = doctest.DocTestRunner().run(test)
     assert (result.failed, result.attempted) == (0, 6)
@@ -95,7 +97,7 @@ def test_the_commands_on_a_log_of_ones_own(folder, capsys):
 
 
 def test_the_commands_on_synthetic_data(folder, capsys):
-    _, synthetic, movielens = blocks("sh")
+    *_, synthetic, movielens = blocks("sh")
     assert [trial.command(*words) for words in commands(synthetic)] == [0, 0, 0]
     assert '"test_auc": 0.6' in capsys.readouterr().out
     made, trained = commands(movielens)  # its data is not ours to keep: the words alone
@@ -103,6 +105,30 @@ def test_the_commands_on_synthetic_data(folder, capsys):
     options = cli._parser().parse_args(trained)
     assert (ROOT / options.config).is_file()
     assert Path(options.schema).parent == Path(options.train[0]).parent == Path(made[-1])
+
+
+def test_what_inspection_says(tmp_path, capsys):
+    Path(tmp_path, "movies.csv").write_text(blocks("text")[2], "utf-8")
+    assert trial.command("data", "inspect", tmp_path / "movies.csv") == 0
+    assert capsys.readouterr().out == blocks("toml")[2]
+
+
+def test_the_commands_on_other_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    table = pa.table({"item": [1, 2] * 20, "price": [0.5] * 39 + [1], "click": [0, 1] * 20})
+    parquet.write_table(table, "clicks.parquet")
+    for day in range(4):
+        for part, array in (("dense", np.ones((9, 2))), ("sparse", np.ones((9, 3), int)),
+                            ("labels", np.arange(9) % 2)):  # fmt: skip
+            np.save(f"day_{day}_{part}.npy", array)
+    _, inspection, terabyte, _, _ = blocks("sh")
+    assert [trial.command(*words) for words in commands(inspection + terabyte)] == [0, 0]
+    schema = Schema.load("schema.toml")
+    _, frames = blocks("python")
+    names = {"cupyrec": cupyrec, "frame": table, "new": table.drop_columns("click"),
+             "model": cupyrec.models.DLRM(schema.num_dense, schema.num_tables)}  # fmt: skip
+    exec(frames, names)
+    assert names["clicks"].shape == (40,)
 
 
 def test_figures_of_the_page(folder):

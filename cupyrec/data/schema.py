@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -229,15 +230,40 @@ class Schema:
         ...     Schema.load(path).table_names
         ['item']
         """
+        Path(path).write_text(self.to_toml(), "utf-8")
+
+    def to_toml(self, comments: Mapping[str, str] | None = None) -> str:
+        """Return the text of the schema's TOML file.
+
+        Parameters
+        ----------
+        comments : mapping, optional
+            A line for each column by its name, and of the file by "".
+
+        Examples
+        --------
+        >>> schema = Schema([Column("item", "categorical", "hex")])
+        >>> print(schema.to_toml({"item": "8 digits"}))
+        delimiter = "\\t"
+        <BLANKLINE>
+        [[column]]  # 8 digits
+        name = "item"
+        kind = "categorical"
+        encoding = "hex"
+        <BLANKLINE>
+        """
+        comments = {} if comments is None else comments
         data = self.to_dict()
         columns = data.pop("column")
-        lines = [f"{key} = {json.dumps(value)}"  # JSON's escapes are TOML's too
-                 for key, value in data.items()]  # fmt: skip
+        lines = [f"# {comments['']}"] if "" in comments else []
+        lines += [f"{key} = {json.dumps(value)}"  # JSON's escapes are TOML's too
+                  for key, value in data.items()]  # fmt: skip
         for column in columns:
-            lines += ["", "[[column]]"]
+            comment = comments.get(column["name"])
+            lines += ["", f"[[column]]  # {comment}" if comment else "[[column]]"]
             lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}"
                       for key, value in column.items()]  # fmt: skip
-        Path(path).write_text("\n".join(lines) + "\n", "utf-8")
+        return "\n".join(lines) + "\n"
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Schema:
