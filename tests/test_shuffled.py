@@ -15,7 +15,7 @@ sizes = st.integers(1, 9)
 class Log:
     """Rows of which every column tells the number, as bags or not, with labels or without."""
 
-    num_dense, num_tables = 1, 2
+    task_names = ("click",)
 
     def __init__(self, rows: int, bags: bool = False, known: bool = True) -> None:
         self.rows, self.bags, self.known = rows, bags, known
@@ -24,11 +24,6 @@ class Log:
         for first in range(skip * size, self.rows, size):
             rows = range(first, min(first + size, self.rows))
             yield batch_of(rows, self.bags, self.known)
-
-    def of_rank(self, rank, ranks):
-        part = RankSlices(self, rank, ranks)
-        part.num_dense, part.num_tables = 1, 2
-        return part
 
 
 def numbers(batches) -> list[int]:
@@ -50,7 +45,7 @@ def test_every_row_comes_once_and_whole(bags, known, rows, size, buffer, seed, e
             expected = [batch_of(range(n, n + 1), bags, known) for n in numbers([batch])]
             rows_of = [batch.part(i, i + 1) for i in range(len(batch))]
             assert list(map(columns, rows_of)) == list(map(columns, expected))
-        inner = list(Log(rows, bags, known).of_rank(rank, ranks).batches(size))
+        inner = list(RankSlices(Log(rows, bags, known), rank, ranks).batches(size))
         places = [(len(b), b.first, b.total) for b in inner]
         assert [(len(b), b.first, b.total) for b in got] == places
         resumed = list(own.batches(size, skip=skip))
@@ -105,6 +100,7 @@ def test_bags_take_memory_for_the_rows_that_are_there(monkeypatch):
 
 def test_arguments():
     data = Arrays(None, np.zeros((3, 1), np.int64))
+    assert (Shuffled(data, 2).num_tables, Shuffled(Log(1), 2).task_names) == (1, ("click",))
     assert not isinstance(next(Shuffled(data, 2).batches(2)).ids, Bags)
     with pytest.raises(ValueError, match=r"Shuffled: 'buffer' must be at least 1, got 0"):
         Shuffled(data, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from cupyrec import cpu, errors
 from cupyrec.data.batch import Batch
+from cupyrec.data.rank_slices import RankSlices
 from cupyrec.ragged import Bags
 
 __all__ = ["Shuffled"]
@@ -35,8 +37,8 @@ class Shuffled:
 
     Attributes
     ----------
-    num_dense, num_tables : int
-        Of the dataset.
+    num_dense, num_tables, task_names
+        Of the dataset, where it has them.
     epoch : int
         0 until `at_epoch` tells another.
 
@@ -58,7 +60,9 @@ class Shuffled:
         self.dataset = dataset
         self.buffer = errors.positive("Shuffled", "buffer", buffer)
         self.seed, self.epoch = errors.count("Shuffled", "seed", seed), 0
-        self.num_dense, self.num_tables = dataset.num_dense, dataset.num_tables
+        for name in ("num_dense", "num_tables", "task_names"):
+            if hasattr(dataset, name):
+                setattr(self, name, getattr(dataset, name))
 
     def at_epoch(self, epoch: int) -> Shuffled:
         """Return the dataset in the order of an epoch, from 0.
@@ -92,7 +96,8 @@ class Shuffled:
         [(2, 2, 4), (1, 1, 2)]
         """
         other = copy.copy(self)
-        other.dataset = self.dataset.of_rank(rank, ranks)
+        of_rank = getattr(self.dataset, "of_rank", functools.partial(RankSlices, self.dataset))
+        other.dataset = of_rank(rank, ranks)
         other.buffer = -(-self.buffer // ranks)
         return other
 
