@@ -2,11 +2,12 @@
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracle import sentence
 from test_tsv import MISSING, fnv1a, folder  # noqa: F401
@@ -218,3 +219,54 @@ def same_rows(part, expected):
         np.testing.assert_array_equal(getattr(part, name), getattr(expected, name))
     np.testing.assert_array_equal(part.ids.ids, expected.ids.ids)
     np.testing.assert_array_equal(part.ids.offsets, expected.ids.offsets)
+
+
+FEW = Schema((USER, GENRES, CODES, WORD), ",", quotes=True)
+
+
+def expected_row(line: str) -> list[list[int]] | None:
+    """What a line of FEW says, None if it is malformed, by Python's csv module."""
+    try:
+        fields = next(csv.reader([line], strict=True), [])
+    except csv.Error:  # a quote that is not closed, or not at the end
+        return None
+    if len(fields) != 4:
+        return None
+    user, genres, codes, word = fields
+    codes = codes.split(";") if codes else []
+    if user and not re.fullmatch(r"[+-]?[0-9]{1,18}", user):
+        return None
+    if not all(re.fullmatch("[0-9a-f]{0,16}", code) for code in codes):
+        return None
+    return [
+        [int(user) if user else MISSING],
+        [fnv1a(g.encode()) if g else MISSING for g in genres.split("|")] if genres else [],
+        [(int(c, 16) + 2**63) % 2**64 - 2**63 if c else MISSING for c in codes],
+        [fnv1a(word.encode()) if word else MISSING],
+    ]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.text(st.sampled_from('"",,,|;1a'), max_size=20), min_size=1, max_size=6),
+    st.integers(1, 60), st.integers(1, 4),
+)  # fmt: skip
+@example(['1,"""|,",1;a,"', '1,a|,"1;","a"', '"1",,,""', '"1""",,,'], 60, 2)
+@example(['1,"a"a,,', '"",",",";",","', ',"""",,"""a"""'], 9, 1)
+def test_any_lines_give_rows_or_are_malformed(folder, texts, block, size):  # noqa: F811
+    path, lines._BLOCK = folder / "any.csv", block
+    path.write_text("".join(f"{text}\n" for text in texts), newline="")
+    expected = [expected_row(text) for text in texts]
+    kept = [row for row in expected if row is not None]
+    data = TSV(path, FEW, labels=False, on_error="skip")
+    if kept:
+        got = [row for batch in data.batches(size) for row in bags_of(batch.ids)]
+        assert got == kept
+        assert data.skipped == len(expected) - len(kept)
+    else:
+        with pytest.raises(ValueError, match="must have at least one row"):
+            list(data.batches(size))
+    if None in expected:
+        where = f"{path}, line {expected.index(None) + 1}, column "
+        with pytest.raises(ValueError, match=re.escape(where)):
+            list(TSV(path, FEW, labels=False).batches(size))
