@@ -202,6 +202,18 @@ def test_layers_are_normalized_before_their_relu(np_or_xp, linear):
     np.testing.assert_allclose(alone, mlp(given).numpy()[:1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("linear", [False, True])
+def test_what_comes_after_the_first_layer_is_normalized_too(linear):
+    mlp = seeded(4, [7, 6], 2, skip_final_activation=linear, batch_norm=True)
+    x = oracle.normals((9, 4))
+    mlp(x)  # for running statistics
+    first = nn.FusedMLP(4, [], 7, batch_norm=True)
+    first.weights, first.biases, first.norms = mlp.weights[:1], mlp.biases[:1], mlp.norms[:1]
+    whole, parts = mlp.eval()(x), mlp.after_first(first.eval()(x))
+    np.testing.assert_array_equal(parts.numpy(), whole.numpy())
+    assert first.after_first(x) is x
+
+
 def test_gradient_of_normalized_layers():
     mlp = seeded(4, [7, 6], 2, skip_final_activation=True, batch_norm=True)
     for _, buffer in mlp.named_buffers():

@@ -113,27 +113,7 @@ class FusedMLP(Module):
         ]
 
     def forward(self, x: Any, halves: Sequence[Any] | None = None) -> Any:
-        if self.norms:
-            return self._normalized(x, halves)
-        return fused_mlp(
-            x, self.weights, self.biases,
-            dropouts=self.dropouts(), linear_output=self.skip_final_activation, tf32=self.tf32,
-            amp=self.amp, halves=halves,
-        )  # fmt: skip
-
-    def _normalized(self, x: Any, halves: Sequence[Any] | None) -> Any:
-        """Matmuls may be of 16 bits; what is normalized, and comes out, is float32."""
-        dropouts = self.dropouts()
-        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = fused_mlp(
-                x, [weight], [bias], linear_output=True, tf32=self.tf32, amp=self.amp,
-                halves=halves and halves[2 * i : 2 * i + 2],
-            )  # fmt: skip
-            if i < len(self.norms):
-                x = self.norms[i](x)
-                none = arrays.namespace("FusedMLP", x.data).zeros(x.shape[1], x.dtype)
-                x, _ = relu_dropout(x, none, dropouts[i])
-        return x
+        return self._from(0, x, halves)
 
     def after_first(self, y: Any) -> Any:
         """Return the output, given that of the first layer, (B, N).
@@ -144,13 +124,27 @@ class FusedMLP(Module):
         >>> mlp.after_first(np.zeros((1, 4), np.float32)).data == mlp.biases[1].data
         array([[ True]])
         """
-        if len(self.weights) == 1:
-            return y
-        return fused_mlp(
-            y, self.weights[1:], self.biases[1:],
-            dropouts=self.dropouts()[1:], linear_output=self.skip_final_activation, tf32=self.tf32,
-            amp=self.amp,
-        )  # fmt: skip
+        return y if len(self.weights) == 1 else self._from(1, y)
+
+    def _from(self, first: int, x: Any, halves: Sequence[Any] | None = None) -> Any:
+        """The output, given the input of a layer."""
+        weights, biases, dropouts = self.weights[first:], self.biases[first:], self.dropouts()
+        if not self.norms:
+            return fused_mlp(
+                x, weights, biases,
+                dropouts=dropouts[first:], linear_output=self.skip_final_activation,
+                tf32=self.tf32, amp=self.amp, halves=halves,
+            )  # fmt: skip
+        for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            x = fused_mlp(  # of float32, as what is normalized
+                x, [weight], [bias], linear_output=True, tf32=self.tf32, amp=self.amp,
+                halves=halves and halves[2 * i : 2 * i + 2],
+            )  # fmt: skip
+            if first + i < len(self.norms):
+                x = self.norms[first + i](x)
+                none = arrays.namespace("FusedMLP", x.data).zeros(x.shape[1], x.dtype)
+                x, _ = relu_dropout(x, none, dropouts[first + i])
+        return x
 
 
 def cast_together(x: Any, mlps: Sequence[FusedMLP]) -> tuple[Any, list[Any]]:
