@@ -11,7 +11,7 @@ import pytest
 from test_tsv import CODE, LABEL, SIZE, rows
 
 from cupyrec import cpu
-from cupyrec.data import TSV, Schema, lines
+from cupyrec.data import TSV, Schema, lines, tsv
 
 
 @pytest.fixture
@@ -98,8 +98,19 @@ def test_files_that_change_are_refused(write):
         data.batches(9)
 
 
+def workers() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("cupyrec-in-order")]
+
+
+def test_few_rows_a_batch_are_read_by_the_thread_that_asks(write):
+    batches = TSV(write("1\ta\n" * 900), Schema((LABEL, CODE))).batches(255)
+    next(batches)
+    assert not workers()
+
+
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_batches_are_the_same_for_any_number_of_threads(write, monkeypatch, on_error):
+    monkeypatch.setattr(tsv, "_FEW", 64)
     monkeypatch.setattr(lines, "_BLOCK", 1000)
     path = write("".join(f"{i % 2}\t{i}\t{i:x}\n" for i in range(2003)))
     data = TSV(path, Schema((LABEL, SIZE, CODE)), on_error=on_error)
@@ -110,14 +121,16 @@ def test_batches_are_the_same_for_any_number_of_threads(write, monkeypatch, on_e
             assert [ids[0] for _, _, ids in rows(data, 64)] == list(range(2003))
             batches = data.batches(64)
             next(batches)
+            assert bool(workers()) == (threads > 1)
             batches.close()
-            assert not [t for t in threading.enumerate() if t.name.startswith("cupyrec-in-order")]
+            assert not workers()
     finally:
         cpu.set_num_threads(before)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_rows_before_a_malformed_line_come_whatever_reads_ahead(write, monkeypatch, threads):
+    monkeypatch.setattr(tsv, "_FEW", 3)
     monkeypatch.setattr(cpu, "_threads", threads)
     path = write("1\ta\n" * 10 + "x\ta\n" + "1\ta\n" * 50)
     batches = TSV(path, Schema((LABEL, CODE))).batches(3)

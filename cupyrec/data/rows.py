@@ -14,7 +14,29 @@ from cupyrec.data.lines import Lines
 from cupyrec.data.schema import Schema
 from cupyrec.ragged import Bags
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "Shape"]
+
+
+class Shape:
+    """What a schema says of rows, once for all: a batch may have few of them.
+
+    Parameters
+    ----------
+    schema : Schema
+
+    Examples
+    --------
+    See `cupyrec.data.TSV`.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.delimiter, self.quotes = ord(schema.delimiter), schema.quotes
+        self.dense, self.tables = schema.num_dense, schema.num_tables
+        self.tasks = len(schema.task_names)
+        self.weights = self.tasks if schema.has_weights else 0
+        bags = [column for column in schema.columns if column.bag]
+        self.bags, self.separators = len(bags), {ord(column.separator) for column in bags}
+        self.is_bag = np.isin(schema.table_names, [column.table for column in bags])
 
 
 class Rows:
@@ -22,7 +44,7 @@ class Rows:
 
     Parameters
     ----------
-    schema : Schema
+    shape : Shape
     texts : sequence of Lines
         All that will be read.
 
@@ -36,19 +58,18 @@ class Rows:
     See `cupyrec.data.TSV`.
     """
 
-    def __init__(self, schema: Schema, texts: Sequence[Lines]) -> None:
-        self._schema, self.filled = schema, 0
-        count, tables, tasks = sum(map(len, texts)), schema.num_tables, len(schema.task_names)
-        self._dense = np.empty((count, schema.num_dense), np.float32)
-        self._ids = np.empty((count, tables), np.int64)
-        self._labels = np.empty((count, tasks), np.float32)
-        self._weights = np.empty((count, tasks if schema.has_weights else 0), np.float32)
+    def __init__(self, shape: Shape, texts: Sequence[Lines]) -> None:
+        self._shape, self.filled = shape, 0
+        count = sum(map(len, texts))
+        self._dense = np.empty((count, shape.dense), np.float32)
+        self._ids = np.empty((count, shape.tables), np.int64)
+        self._labels = np.empty((count, shape.tasks), np.float32)
+        self._weights = np.empty((count, shape.weights), np.float32)
         # Of bags: one id more than separators, of which no other column's count does harm.
-        bags = [column for column in schema.columns if column.bag]
-        room = count * len(bags)
-        for separator in {ord(column.separator) for column in bags}:
+        room = count * shape.bags
+        for separator in shape.separators:
             room += sum(np.count_nonzero(lines.text == separator) for lines in texts)
-        self._lengths = np.ones((count if bags else 0, tables), np.int64)
+        self._lengths = np.ones((count if shape.bags else 0, shape.tables), np.int64)
         self._bagged, self._used = np.empty(room, np.int64), 0
 
     def read(self, lines: Lines, layout: Layout) -> int:
@@ -60,7 +81,7 @@ class Rows:
         See `cupyrec.data.TSV`.
         """
         self.filled, self._used, column = fields.parse(
-            lines.text, ord(self._schema.delimiter), self._schema.quotes, layout.table,
+            lines.text, self._shape.delimiter, self._shape.quotes, layout.table,
             self.filled, self._used, self._dense, self._ids, self._labels, self._weights,
             self._lengths, self._bagged,
         )  # fmt: skip
@@ -73,16 +94,14 @@ class Rows:
         --------
         See `cupyrec.data.TSV`.
         """
-        names = "_dense", "_ids", "_labels", "_weights"
-        dense, ids, targets, weights = (getattr(self, name)[: self.filled] for name in names)
-        if self._schema.has_bags:
-            is_bag = np.isin(
-                self._schema.table_names, [c.table for c in self._schema.columns if c.bag]
-            )
-            ids = Bags(*_bags(ids, self._lengths, self._bagged, is_bag), self._schema.num_tables)
+        columns = self._dense, self._ids, self._labels, self._weights
+        dense, ids, targets, weights = (column[: self.filled] for column in columns)
+        if self._shape.bags:
+            told = _bags(ids, self._lengths, self._bagged, self._shape.is_bag)
+            ids = Bags(*told, self._shape.tables)
         if not labels:
             return Batch(dense, ids, None, first, total)
-        return Batch(dense, ids, targets, first, total, weights if weights.shape[1] else None)
+        return Batch(dense, ids, targets, first, total, weights if self._shape.weights else None)
 
 
 @cpu.exact_loop

@@ -15,13 +15,14 @@ from cupyrec.data.layout import Layouts, content, split
 from cupyrec.data.lines import Lines, batched, read_lines
 from cupyrec.data.log_files import Paths, check_unchanged, log_files, state_of
 from cupyrec.data.rebatched import rebatched
-from cupyrec.data.rows import Rows
+from cupyrec.data.rows import Rows, Shape
 from cupyrec.data.schema import Column, Schema
 
 __all__ = ["TSV"]
 
 logger = logging.getLogger("cupyrec")
 
+_FEW = 256  # rows are read in the time that it takes to hand them to a thread
 _MOST_THREADS = 4  # one more finds the lines, and has to keep up
 _RULES = {  # by encoding, else kind
     "label": "the label must be 0 or 1",
@@ -111,7 +112,7 @@ class TSV:
         self.skipped = 0
         self._first_skipped = ""
         self._rank, self._ranks = 0, 1
-        self._layouts = Layouts(schema, labels)
+        self._shape, self._layouts = Shape(schema), Layouts(schema, labels)
         self._states = [state_of(path) for path in self.paths]
         for path, state in zip(self.paths, self._states, strict=True):
             if schema.header and state is not None:  # else it is seen when it is read
@@ -173,7 +174,8 @@ class TSV:
         self.skipped = 0
         blocks = itertools.chain.from_iterable(map(self._blocks, self.paths))
         parts = map(self._part, batched(blocks, size, skip=skip))
-        yield from in_order(self._read, parts, self._threads)
+        threads = self._threads if size >= _FEW * self._ranks else 1
+        yield from in_order(self._read, parts, threads)
 
     def _part(self, batch: list[Lines]) -> tuple[list[Lines], int, int]:
         """The rank's lines of a batch, the number of the first one, and how many all have."""
@@ -186,7 +188,7 @@ class TSV:
 
     def _read(self, part: tuple[list[Lines], int, int]) -> Batch:
         own, first, total = part
-        rows = Rows(self.schema, own)
+        rows = Rows(self._shape, own)
         for lines in own:
             before = rows.filled
             column = rows.read(lines, self._layouts.of(lines))
@@ -218,7 +220,7 @@ class TSV:
     def _read_good(self, lines: Lines) -> tuple[Batch, int, str]:
         """The rows of some lines, how many of them are malformed, and what is wrong with the first
         of those."""
-        rows, skipped, sentence = Rows(self.schema, [lines]), 0, ""
+        rows, skipped, sentence = Rows(self._shape, [lines]), 0, ""
         while len(lines):
             before = rows.filled
             column = rows.read(lines, self._layouts.of(lines))
