@@ -159,7 +159,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run="train")
     model, training, optimizer = (config.DEFAULTS[s] for s in ("model", "training", "optimizer"))
     add = command.add_argument
-    names = "dcn, dcn_v2, deepfm, dlrm, fm, lr, pnn, wide_deep, xdeepfm"
+    names = "dcn, dcn_v2, deepfm, dlrm, fm, lr, mmoe, pnn, shared_bottom, wide_deep, xdeepfm"
     add("--model", metavar="M", help=f"{names}; by default {model['name']}")
     add("--train", nargs="+", required=True, metavar="F", help="click logs, read in this order")
     add("--valid", nargs="+", metavar="F", help="logs by which the best step is chosen")

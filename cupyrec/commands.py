@@ -37,6 +37,8 @@ from cupyrec.from_settings import (
     build_model,
     build_optimizer,
     default_settings,
+    fit_options,
+    group_field,
 )
 from cupyrec.parallel import Communicator, world
 from cupyrec.progress import Progress
@@ -90,7 +92,7 @@ def train(options: argparse.Namespace) -> None:
     train_data = _dataset(options.train, _schema(options, settings), settings)
     schema = train_data.schema
     valid, test = (_dataset(files, schema, settings) for files in (options.valid, options.test))
-    model, optimizer = _build(settings, schema, options.device)
+    model, optimizer, fitting = _build(settings, schema, options.device)
     progress = Progress()
     if options.resume:
         progress = _resume(Path(options.resume) / "last", settings, schema, model, optimizer)
@@ -108,15 +110,12 @@ def train(options: argparse.Namespace) -> None:
         logger.info(
             "'%s' is finished already, at step %d: nothing to train", run.path, progress.step
         )
-    keys = ("epochs", "batch_size", "eval_every", "patience", "min_delta", "save_every")
     result = training.fit(
         model, _shuffled(train_data, settings), valid,
-        optimizer=optimizer, run=run, progress=progress, callbacks=boards,
-        **{key: settings["training"][key] for key in keys},
+        optimizer=optimizer, run=run, progress=progress, callbacks=boards, **fitting,
     )  # fmt: skip
     if test is not None:
-        measured = inference.evaluate(model, test)
-        result |= {"test_auc": measured["auc"], "test_logloss": measured["logloss"]}
+        result |= _of_test(inference.evaluate(model, test, group=fitting["group"]))
     if options.trace:
         told = world().all_gather_json("trace", timeline.events(world().rank))
         if world().rank == 0:
@@ -132,18 +131,17 @@ def evaluate(options: argparse.Namespace) -> None:
     """Measure a checkpoint by the flags of ``cupyrec evaluate``; print a JSON line."""
     start = time.perf_counter()
     _set_device(options)
-    model, data = _load(options, labels=True)
+    model, data, group = _load(options, labels=True)
     _log_device(options)
     loaded = time.perf_counter()
-    measured = inference.evaluate(model, data, batch_size=options.batch_size)
+    measured = inference.evaluate(model, data, batch_size=options.batch_size, group=group)
     end = time.perf_counter()
-    result = {
-        "test_auc": measured["auc"],
-        "test_logloss": measured["logloss"],
-        "samples_per_second": measured["samples"] / (end - loaded),
-        "seconds": end - start,
-    }
-    _print(result)
+    speed = {"samples_per_second": measured["samples"] / (end - loaded), "seconds": end - start}
+    _print(_of_test(measured) | speed)
+
+
+def _of_test(measured: dict[str, float]) -> dict[str, float]:
+    return {f"test_{name}": value for name, value in measured.items() if name != "samples"}
 
 
 def predict(options: argparse.Namespace) -> None:
@@ -158,15 +156,16 @@ def predict(options: argparse.Namespace) -> None:
         raise UsageError(f"predict: --output must end in .npy, .parquet or .csv, got '{output}'.")
     if output.exists() and not options.overwrite:
         raise UsageError(f"predict: '{output}' must not exist without --overwrite.")
-    model, data = _load(options, labels=False)
+    model, data, _ = _load(options, labels=False)
     _log_device(options)
     probabilities = inference.predict(model, data, batch_size=options.batch_size)
     if world().rank == 0:
-        _write(probabilities, output)
-    _print({"rows": probabilities.size, "output": str(output)})
+        _write(probabilities, data.schema.task_names, output)
+    _print({"rows": len(probabilities), "output": str(output)})
 
 
-def _write(probabilities: np.ndarray, output: Path) -> None:
+def _write(probabilities: np.ndarray, tasks: list[str], output: Path) -> None:
+    """A column for each of several tasks; an array has it without a name."""
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
     try:
@@ -174,7 +173,11 @@ def _write(probabilities: np.ndarray, output: Path) -> None:
             if output.suffix == ".npy":
                 np.save(temporary, probabilities)
             else:
-                table = pa.table({"probability": probabilities})
+                columns = {"probability": probabilities}
+                if probabilities.ndim > 1:
+                    names = (f"probability_{task}" for task in tasks)
+                    columns = dict(zip(names, probabilities.T, strict=True))
+                table = pa.table(columns)
                 write = parquet.write_table if output.suffix == ".parquet" else csv.write_csv
                 write(table, temporary)
         temporary.replace(output)
@@ -347,10 +350,12 @@ def _replace(path: Path, text: str) -> None:
 
 def _build(
     settings: dict[str, dict[str, Any]], schema: Schema, device: str
-) -> tuple[cupyrec.nn.Module, optim.Optimizer]:
+) -> tuple[cupyrec.nn.Module, optim.Optimizer, dict[str, Any]]:
+    """The model, its optimizer, and further arguments of `fit`."""
     try:
+        fitting = fit_options(settings, schema)
         model = build_model(settings, schema, device)
-        return model, build_optimizer(settings, model)
+        return model, build_optimizer(settings, model), fitting
     except (ValueError, TypeError) as error:
         raise UsageError(error) from None
 
@@ -390,15 +395,19 @@ def _config(path: Path) -> dict[str, Any]:
     return configuration
 
 
-def _load(options: argparse.Namespace, *, labels: bool) -> tuple[cupyrec.nn.Module, Any]:
-    """Build the model of a checkpoint, or of a run's best or last, and open the data."""
+def _load(
+    options: argparse.Namespace, *, labels: bool
+) -> tuple[cupyrec.nn.Module, Any, int | None]:
+    """Build the model of a checkpoint, or of a run's best or last, and open the data; the number
+    of the field whose groups are measured stands last."""
     path = checkpoint_files.find_checkpoint(options.checkpoint)
     configuration = _config(path)
     schema = Schema.from_dict(configuration["schema"])
     model = build_model(configuration["settings"], schema, options.device)
     checkpoint.load(path, model)
     on_error = configuration["settings"]["data"]["on_error"] if labels else "raise"
-    return model, open_dataset(options.data, schema, labels=labels, on_error=on_error)
+    data = open_dataset(options.data, schema, labels=labels, on_error=on_error)
+    return model, data, group_field(configuration["settings"], schema)
 
 
 def _set_device(options: argparse.Namespace) -> None:

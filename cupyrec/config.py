@@ -18,6 +18,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "name": "dlrm",
         "initial_range": 0.05,
         "dense_updates": False,  # whether each step moves rows that aren't in the batch too
+        "pooling": "mean",  # or sum: of bags of ids
     },
     "training": {
         "seed": 0,
@@ -28,6 +29,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "save_every": 0,  # steps; 0: at evaluations and epochs' ends alone
         "patience": 0,  # evaluations without a better AUC; 0: never stop early
         "min_delta": 0.0,  # an AUC is better by more than this
+        "positive_weight": 1.0,  # factor of the losses of samples whose label is 1
+        "task_weights": [],  # factor of each task's loss; []: 1
     },
     "optimizer": {
         # sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl
@@ -53,6 +56,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "evaluation": "",  # of rows in evaluation; "": that of forward
         "rounding": "nearest",  # of gradients by their codec; or stochastic
     },
+    "evaluation": {"group": ""},  # column of ids whose groups GAUC is of; "": none
     "data": {"buckets": True, "on_error": "raise", "shuffle": 0},  # rows, 0: none
 }
 

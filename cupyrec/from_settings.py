@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
-from cupyrec import config, optim, random
+from cupyrec import config, errors, optim, random
 from cupyrec.data import Schema
 from cupyrec.embedding import InitialVectors, Uniform
-from cupyrec.models import DCN, DLRM, FM, LR, PNN, DCNv2, DeepFM, WideDeep, XDeepFM
-from cupyrec.nn import Module
+from cupyrec.models import (
+    DCN,
+    DLRM,
+    FM,
+    LR,
+    PNN,
+    DCNv2,
+    DeepFM,
+    MMoE,
+    SharedBottom,
+    WideDeep,
+    XDeepFM,
+)
+from cupyrec.nn import Module, MultiTableEmbedding
 from cupyrec.parallel import Exchange, world
 
-__all__ = ["MODELS", "OPTIMIZERS", "build_model", "build_optimizer", "default_settings"]
+__all__ = [
+    "MODELS", "OPTIMIZERS", "build_model", "build_optimizer", "default_settings", "fit_options",
+    "group_field",
+]  # fmt: skip
 
 MODELS = {
     "dcn": DCN, "dcn_v2": DCNv2, "deepfm": DeepFM, "dlrm": DLRM, "fm": FM, "lr": LR,
-    "pnn": PNN, "wide_deep": WideDeep, "xdeepfm": XDeepFM,
+    "mmoe": MMoE, "pnn": PNN, "shared_bottom": SharedBottom, "wide_deep": WideDeep,
+    "xdeepfm": XDeepFM,
 }  # fmt: skip
 OPTIMIZERS = {
     "sgd": optim.SGD, "adagrad": optim.Adagrad, "rowwise_adagrad": optim.RowWiseAdagrad,
@@ -49,10 +66,12 @@ def default_settings(name: str) -> Settings:
 def build_model(settings: Settings, schema: Schema, device: str) -> Module:
     """Return the model of ``[model]``, ``[training]`` (seed, amp) and ``[exchange]`` on a device.
 
+    It has a task for each label of the schema, and pools bags if the schema has some.
+
     Raises
     ------
     ValueError, TypeError
-        A setting that the model refuses.
+        A setting that the model refuses, or several labels and a model of one task.
 
     Examples
     --------
@@ -64,7 +83,16 @@ def build_model(settings: Settings, schema: Schema, device: str) -> Module:
     random.manual_seed(settings["training"]["seed"])
     own = {k: v for k, v in settings["model"].items() if k not in config.DEFAULTS["model"]}
     name, span = settings["model"]["name"], settings["model"]["initial_range"]
+    if "num_tasks" in inspect.signature(MODELS[name]).parameters:
+        own["num_tasks"] = len(schema.task_names)
+    elif len(schema.task_names) > 1:
+        raise ValueError(
+            f"config: the schema must have one label for model '{name}', "
+            f"got {', '.join(schema.task_names)}."
+        )
     model = MODELS[name](num_dense=schema.num_dense, num_tables=schema.num_tables, **own)
+    if schema.has_bags:
+        _pool(model, settings["model"]["pooling"])
     for _, group in model.named_groups():
         group.dense_updates = settings["model"].get("dense_updates", False)  # from version 0.3 on
         group.initial = InitialVectors(group.width, Uniform(-span, span), group.initial.seed)
@@ -74,10 +102,74 @@ def build_model(settings: Settings, schema: Schema, device: str) -> Module:
     return model.to(device)
 
 
+def _pool(model: Module, pooling: str) -> None:
+    if pooling not in ("mean", "sum"):
+        raise ValueError(f"config: [model] pooling must be mean or sum, got '{pooling}'.")
+    for module in model.modules():
+        if isinstance(module, MultiTableEmbedding):
+            module.pooling = pooling
+
+
 def _codecs(settings: Settings) -> dict[str, str]:
     """The codecs of the exchange; runs before version 0.2 had none."""
     codecs = settings.get("exchange", config.DEFAULTS["exchange"])
     return codecs | {"evaluation": codecs["evaluation"] or codecs["forward"]}
+
+
+def fit_options(settings: Settings, schema: Schema) -> dict[str, Any]:
+    """Return the arguments of `cupyrec.fit` that ``[training]`` and ``[evaluation]`` tell.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Weights that aren't such, or not one a label; a group that is no column of ids.
+
+    Examples
+    --------
+    >>> from cupyrec.data import criteo_schema
+    >>> fit_options(default_settings("lr"), criteo_schema())["epochs"]
+    1
+    """
+    training, tasks = settings["training"], schema.task_names
+    weights = training["task_weights"]
+    for weight in weights:
+        if not 0 <= errors.number("config: [training]", "task_weights", weight) < math.inf:
+            raise ValueError(
+                f"config: [training] task_weights must be finite and not negative, got {weights}."
+            )
+    if len(weights) not in (0, len(tasks)):
+        raise ValueError(
+            f"config: [training] task_weights must be a weight for each of {', '.join(tasks)}, "
+            f"got {weights}."
+        )
+    keys = (
+        "epochs", "batch_size", "eval_every", "patience", "min_delta", "save_every",
+        "positive_weight", "task_weights",
+    )  # fmt: skip
+    return {key: training[key] for key in keys} | {"group": group_field(settings, schema)}
+
+
+def group_field(settings: Settings, schema: Schema) -> int | None:
+    """Return the number of the field of ids that ``[evaluation] group`` names, None without one.
+
+    Raises
+    ------
+    ValueError
+        It is no column of ids.
+
+    Examples
+    --------
+    >>> from cupyrec.data import criteo_schema
+    >>> group_field({"evaluation": {"group": "C3"}}, criteo_schema())
+    2
+    """
+    name = settings.get("evaluation", config.DEFAULTS["evaluation"])["group"]
+    if name and name not in schema.table_names:
+        raise ValueError(
+            f"config: [evaluation] group must be one of {', '.join(schema.table_names)}, "
+            f"got '{name}'."
+        )
+    return schema.table_names.index(name) if name else None
 
 
 def build_optimizer(settings: Settings, model: Module) -> optim.Optimizer:

@@ -34,7 +34,8 @@ def test_a_run_and_its_result(logs, tmp_path, capsys):
     result = json.loads(stdout)  # one line, nothing else
     assert result.keys() == {
         "steps", "samples", "samples_per_second", "seconds",
-        "valid_auc", "best_step", "test_auc", "test_logloss",
+        "valid_auc", "best_step", "test_auc", "test_logloss", "test_calibration",
+        "test_normalized_entropy",
     }  # fmt: skip
     assert (result["steps"], result["samples"]) == (20, 600)  # the batch of 12 rows too
     assert {p.name for p in out.iterdir()} == {
@@ -381,7 +382,8 @@ def test_evaluation_of_a_run_or_of_one_checkpoint(logs, tmp_path, capsys):
         assert trial.command("evaluate", path, "--data", logs[5]) == 0
         measured.append(json.loads(capsys.readouterr().out))
         assert measured[-1].keys() == {
-            "test_auc", "test_logloss", "samples_per_second", "seconds",
+            "test_auc", "test_logloss", "test_calibration", "test_normalized_entropy",
+            "samples_per_second", "seconds",
         }  # fmt: skip
         assert measured[-1]["test_auc"] == result["test_auc"]
         assert measured[-1]["test_logloss"] == pytest.approx(result["test_logloss"])

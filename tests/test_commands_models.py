@@ -19,6 +19,8 @@ def settings(name):
     own = {
         "xdeepfm": ["maps=[4]", "deep=[8]"],
         "dlrm": ["bottom=[8]", "top=[8]"],
+        "mmoe": ["experts=2", "expert=[8, 8]", "tower=[]"],
+        "shared_bottom": ["bottom=[8, 8]", "tower=[]"],
         "fm": [],
         "lr": [],
     }.get(name, ["deep=[8, 8]"])

@@ -4,7 +4,7 @@ import numpy as np
 import oracle
 import pytest
 
-from cupyrec import config, optim
+from cupyrec import config, optim, training
 from cupyrec.data import Column, Schema
 from cupyrec.from_settings import (
     MODELS,
@@ -12,6 +12,8 @@ from cupyrec.from_settings import (
     build_model,
     build_optimizer,
     default_settings,
+    fit_options,
+    group_field,
 )
 
 SCHEMA = Schema(
@@ -93,6 +95,19 @@ def test_a_plateau_is_that_of_its_settings():
         ).schedule
         == optim.Plateau()
     )
+
+
+def test_what_fit_is_told():
+    settings = changed(
+        "mmoe", "training.epochs=3", "training.positive_weight=2", "training.task_weights=[0.5]",
+        "evaluation.group=price bucket",
+    )  # fmt: skip
+    told = fit_options(settings, SCHEMA)
+    assert (told["epochs"], told["positive_weight"], told["task_weights"]) == (3, 2, [0.5])
+    assert told["group"] == 1
+    assert told.keys() <= inspect.signature(training.fit).parameters.keys()
+    del settings["evaluation"]  # runs before version 0.3 don't have it
+    assert group_field(settings, SCHEMA) is None
 
 
 @pytest.mark.parametrize(
