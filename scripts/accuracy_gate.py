@@ -31,7 +31,6 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from pyarrow import csv
 
 import cupyrec
 from cupyrec import inference, models, nn, optim
-from cupyrec.data import Arrays, Batch
+from cupyrec.data import Arrays, Shuffled
 from cupyrec.embedding import InitialVectors, Normal
 from cupyrec.run_folder import RunFolder
 
@@ -69,18 +68,6 @@ MODELS = {
     "lr": models.LR, "fm": models.FM, "deepfm": models.DeepFM, "dcn": models.DCN,
     "dcn_v2": models.DCNv2, "xdeepfm": models.XDeepFM, "pnn": models.PNN, "dlrm": Concatenation,
 }  # fmt: skip
-
-
-class Shuffled:
-    """Rows in an order that is drawn from a seed for each epoch."""
-
-    def __init__(self, ids: np.ndarray, labels: np.ndarray, seed: int) -> None:
-        self.ids, self.labels, self.generator = ids, labels, np.random.default_rng(seed)
-
-    def batches(self, batch_size: int, *, skip: int = 0) -> Iterator[Batch]:
-        order = self.generator.permutation(len(self.ids))
-        data = Arrays(None, self.ids[order], self.labels[order])
-        return data.batches(batch_size, skip=skip)
 
 
 def read(folder: Path) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
@@ -179,10 +166,11 @@ def train(
         ours = "{:.6f} / {:.6f}".format(*epochs[-1])
         print(f"epoch {at}: valid {ours}, published {theirs}", file=sys.stderr, flush=True)
 
-    (ids, labels), valid = splits["train"], Arrays(None, *splits["valid"])
+    rows, valid = (Arrays(None, *splits[split]) for split in ("train", "valid"))
+    rows = Shuffled(rows, len(splits["train"][1]), options.seed)
     with tempfile.TemporaryDirectory() as folder:
         cupyrec.fit(
-            model, Shuffled(ids, labels, options.seed), valid,
+            model, rows, valid,
             optimizer=optimizer_of(model, options.model, published["l2"]),
             epochs=options.epochs, batch_size=BATCH, patience=published["patience"],
             min_delta=1e-6, run=RunFolder(folder), callbacks=[tell],

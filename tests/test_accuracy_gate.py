@@ -139,23 +139,6 @@ def test_the_optimizer_is_fuxictrs(script):
         np.testing.assert_allclose(rates, [1e-3, 1e-4, 1e-5, 1e-6, 1e-6], rtol=1e-12)
 
 
-def test_each_epoch_has_all_rows_in_an_order_of_its_own(script):
-    ids, labels = np.arange(10)[:, None], np.arange(10) % 2
-    orders = []
-    for seed in (1, 1, 2):
-        data = script["Shuffled"](ids, labels, seed)
-        for _ in range(2):
-            batches = list(data.batches(4))
-            assert [len(batch) for batch in batches] == [4, 4, 2]
-            order = np.concatenate([batch.ids[:, 0] for batch in batches])
-            clicks = np.concatenate([batch.labels[:, 0] for batch in batches])
-            np.testing.assert_array_equal(clicks, order % 2)
-            assert sorted(order) == list(range(10))
-            orders.append(order.tolist())
-    assert orders[:2] == orders[2:4] != orders[4:]
-    assert orders[0] != orders[1]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_run_tells_what_is_off(run, tmp_path, name):
     folder = write(tmp_path / "x", SETS["frappe_x1"]["fields"], (600, 200, 200))

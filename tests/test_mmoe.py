@@ -4,6 +4,7 @@ import pytest
 import whole_model
 from whole_model import DENSE, TABLES
 
+from cupyrec import nn
 from cupyrec.models import MMoE, SharedBottom
 from cupyrec.models.mmoe import Towers
 
@@ -68,9 +69,16 @@ def test_few_rows(make):
     whole_model.check_few_rows(make())
 
 
-@pytest.mark.parametrize("tasks", [1, 3])
-def test_gradient(make, tasks):
-    whole_model.check_gradient(make(num_tasks=tasks))
+@pytest.mark.parametrize(("tasks", "batch_norm"), [(1, False), (3, False), (2, True)])
+def test_gradient(make, tasks, batch_norm):
+    whole_model.check_gradient(make(num_tasks=tasks, batch_norm=batch_norm))
+
+
+def test_all_layers_with_relu_are_normalized(make):
+    for made in (make(batch_norm=True), MMoE(DENSE, TABLES, 2, 5, 3, [6], [], batch_norm=True)):
+        for mlp in made.modules():
+            if isinstance(mlp, nn.FusedMLP):
+                assert len(mlp.norms) == len(mlp.weights) - mlp.skip_final_activation
 
 
 def test_gradient_of_experts_of_one_layer():

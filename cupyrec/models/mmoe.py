@@ -24,6 +24,8 @@ class Towers(nn.Module):
         Hidden layers of each; may be empty.
     dropout : float
         Rate in them.
+    batch_norm : bool
+        Whether they are normalized over the batch, see `FusedMLP`.
 
     Raises
     ------
@@ -39,10 +41,16 @@ class Towers(nn.Module):
     """
 
     def __init__(
-        self, in_features: int, num_tasks: int, hidden_features: Sequence[int], dropout: float = 0.0
+        self,
+        in_features: int,
+        num_tasks: int,
+        hidden_features: Sequence[int],
+        dropout: float = 0.0,
+        batch_norm: bool = False,
     ) -> None:
+        options = dict(skip_final_activation=True, batch_norm=batch_norm)
         self.mlps = [
-            nn.FusedMLP(in_features, hidden_features, 1, dropout, skip_final_activation=True)
+            nn.FusedMLP(in_features, hidden_features, 1, dropout, **options)
             for _ in range(errors.positive("Towers", "num_tasks", num_tasks))
         ]
 
@@ -72,6 +80,8 @@ class SharedBottom(nn.Module):
         Rate in the layers of all MLPs.
     embedding_dtype : str
         Of the embedding vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
+    batch_norm : bool
+        Whether layers with ReLU of all MLPs are normalized over the batch, see `FusedMLP`.
 
     Raises
     ------
@@ -96,13 +106,14 @@ class SharedBottom(nn.Module):
         tower: Sequence[int] = (64,),
         dropout: float = 0.0,
         embedding_dtype: str = "float32",
+        batch_norm: bool = False,
     ) -> None:
         *hidden, last = _layers("SharedBottom", "bottom", bottom)
         self.num_dense, self.num_tasks = num_dense, num_tasks
         self.embedding = nn.MultiTableEmbedding(num_tables, embedding_dim, dtype=embedding_dtype)
         width = num_dense + num_tables * embedding_dim
-        self.bottom = nn.FusedMLP(width, hidden, last, dropout, dropout)
-        self.towers = Towers(last, num_tasks, tower, dropout)
+        self.bottom = nn.FusedMLP(width, hidden, last, dropout, dropout, batch_norm=batch_norm)
+        self.towers = Towers(last, num_tasks, tower, dropout, batch_norm)
 
     def forward(self, dense: Any, ids: Any) -> Any:
         return self._towers(dense if self.num_dense else None, self.embedding(ids))
@@ -132,8 +143,8 @@ class MMoE(nn.Module):
         E.
     expert : sequence of int
         Layers of each expert, at least one.
-    tower, dropout, embedding_dtype
-        See `SharedBottom`; gates have no dropout.
+    tower, dropout, embedding_dtype, batch_norm
+        See `SharedBottom`; gates have no dropout, nor are they normalized.
 
     Raises
     ------
@@ -159,6 +170,7 @@ class MMoE(nn.Module):
         tower: Sequence[int] = (64,),
         dropout: float = 0.0,
         embedding_dtype: str = "float32",
+        batch_norm: bool = False,
     ) -> None:
         first, *rest = _layers("MMoE", "expert", expert)
         experts = errors.positive("MMoE", "experts", experts)
@@ -166,14 +178,16 @@ class MMoE(nn.Module):
         self.embedding = nn.MultiTableEmbedding(num_tables, embedding_dim, dtype=embedding_dtype)
         width = num_dense + num_tables * embedding_dim
         # The first layers of all experts, and all gates, are one matmul each.
-        self.first = nn.FusedMLP(width, [], experts * first, out_dropout_rate=dropout)
+        self.first = nn.FusedMLP(
+            width, [], experts * first, out_dropout_rate=dropout, batch_norm=batch_norm
+        )
         self.rest = [
-            nn.FusedMLP(first, rest[:-1], rest[-1], dropout, dropout)
+            nn.FusedMLP(first, rest[:-1], rest[-1], dropout, dropout, batch_norm=batch_norm)
             for _ in range(experts if rest else 0)
         ]
         gates = errors.positive("MMoE", "num_tasks", num_tasks) * experts
         self.gates = nn.FusedMLP(width, [], gates, skip_final_activation=True)
-        self.towers = Towers([first, *rest][-1], num_tasks, tower, dropout)
+        self.towers = Towers([first, *rest][-1], num_tasks, tower, dropout, batch_norm)
 
     def forward(self, dense: Any, ids: Any) -> Any:
         return self._towers(dense if self.num_dense else None, self.embedding(ids))
