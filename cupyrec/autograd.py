@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays
+from cupyrec import arrays, bulk
 
 __all__ = ["Function", "Tensor", "is_recording", "no_grad", "numbered", "record", "unit_gradient"]
 
@@ -233,7 +233,7 @@ class Tensor:
                 if child is None:
                     tensor.add_grad(part)
                 elif child in pending:
-                    pending[child] = pending[child] + part
+                    pending[child] = bulk.add(pending[child], part)
                 else:
                     pending[child] = part
             node.__dict__.clear()  # what it saved is freed while the walk goes on

@@ -23,7 +23,7 @@ MAX_LINES = 450
 # Lower never imports higher; "cupyrec" is the namespace of cupyrec/__init__.py.
 LAYERS = (
     "activity errors < loop_cache < cpu < cublaslt_library nvrtc < sim < arrays"
-    " < huge_pages interruption random kernel ragged scratch cublaslt streams timeline"
+    " < bulk huge_pages interruption random kernel ragged scratch cublaslt streams timeline"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
     " checkpoint_import checkpoint_reshard checkpoint_shards config data from_settings inference"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import random, timeline
+from cupyrec import bulk, random, timeline
 from cupyrec.embedding.initializers import InitialVectors
 from cupyrec.embedding.look_up import Asked, LookUp
 from cupyrec.embedding.memory_store import MemoryStore
@@ -336,8 +336,8 @@ class Group(Shard):
     def _of_all_rows(self, gradients: RowGradients, l2: Any) -> RowGradients:
         self._catch_up_all()  # after a step that a device left out, or lazy training
         count, xp = len(self.store), self.xp
-        rows, values = xp.arange(count), xp.zeros((count, self.width), np.float32)
-        values[gradients.rows] = gradients.values
+        values = bulk.scattered(gradients.values, gradients.rows, count)
+        rows = xp.arange(count)
         if l2 is not None:
             values += l2 * self.current_vectors(rows)
         return RowGradients(rows, values, *self.store.keys(0, count))

@@ -9,6 +9,7 @@ from cupyrec import errors, nn
 from cupyrec.graph import graphed
 from cupyrec.models.lr import FirstOrder
 from cupyrec.nn.interaction import side_by_side
+from cupyrec.ops.array_functions import contiguous
 
 __all__ = ["WideDeep"]
 
@@ -74,7 +75,7 @@ class WideDeep(nn.Module):
 
     @graphed
     def _towers(self, dense: Any, rows: Any) -> Any:
-        return self._logits(dense, rows[:, :, :-1], rows[:, :, -1:])
+        return self._logits(dense, contiguous(rows[:, :, :-1]), rows[:, :, -1:])
 
     def _logits(self, dense: Any, vectors: Any, weights: Any) -> Any:
         deep = self.deep(side_by_side(dense if self.num_dense else None, vectors))

@@ -10,7 +10,7 @@ import numpy as np
 
 from cupyrec import errors, random
 from cupyrec.nn.module import Module, Parameter
-from cupyrec.ops.array_functions import concatenate, reshape, transpose
+from cupyrec.ops.array_functions import concatenate, contiguous, reshape, transpose
 from cupyrec.ops.cast import cast, padded_width, widen
 from cupyrec.ops.compressed_interaction import compressed_interaction
 from cupyrec.ops.cross_matrix import cross_matrix
@@ -91,19 +91,17 @@ class CompressedInteraction(Module):
 
     def forward(self, vectors: Any) -> Any:
         batch, features, width = vectors.shape
-        columns = transpose(widen(vectors), (0, 2, 1))
+        columns = contiguous(transpose(widen(vectors), (0, 2, 1)))
         x = x0 = reshape(columns, (batch * width, features))
         maps = []
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = compressed_interaction(x, x0, weight, bias, linear_output=self.linear, amp=self.amp)
-            half = x.shape[1] // 2
+            sums = reshape(x, (batch, width, x.shape[1])).sum(axis=1)
             if self.split_half and i < len(self.weights) - 1:
-                maps.append(x[:, half:])
-                x = x[:, :half]
-            else:
-                maps.append(x)
-        together = concatenate(maps, axis=1)
-        return reshape(together, (batch, width, self.width)).sum(axis=1)
+                half = x.shape[1] // 2
+                sums, x = sums[:, half:], x[:, :half]
+            maps.append(sums)
+        return concatenate(maps, axis=1)
 
 
 class FusedCrossInteraction(Module):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import cpu
+from cupyrec import bulk, cpu
 from cupyrec.arrays import device, empty, module, namespace
 from cupyrec.autograd import Function, Tensor
 from cupyrec.ops import elementwise
@@ -73,7 +73,15 @@ class _Reshape(Function):
         return np.reshape(x, shape)
 
     def backward(self, grad):
-        return (grad.reshape(self.shape),)
+        return (bulk.contiguous(grad).reshape(self.shape),)
+
+
+class _Contiguous(Function):
+    def forward(self, x):
+        return bulk.contiguous(x)
+
+    def backward(self, grad):
+        return (grad,)
 
 
 class _Transpose(Function):
@@ -108,6 +116,8 @@ class _GetItem(Function):
         return x[self.key]
 
     def backward(self, grad):
+        if self.xp is np and self._takes_all_rows():
+            return (bulk.placed(grad, self.key, self.shape),)
         dx = self.xp.zeros(self.shape, grad.dtype)
         if all(_names_once(part) for part in self.key):
             dx[self.key] = grad
@@ -120,10 +130,15 @@ class _GetItem(Function):
             np.add.at(dx, self.key, grad)  # an array of indices may name an element twice: slower
         return (dx,)
 
+    def _takes_all_rows(self):
+        """Whether the index cuts columns alone, by slices."""
+        slices = all(isinstance(part, slice) for part in self.key)
+        return slices and self.key[:1] == (slice(None),)
+
 
 class _Concatenate(Function):
     def forward(self, *arrays, axis):
-        joined = np.concatenate(arrays, axis=axis)
+        joined = bulk.concatenate(arrays, axis)
         self.axis = axis
         self.borders = np.cumsum([np.shape(a)[axis] for a in arrays])[:-1]
         return joined
@@ -218,6 +233,17 @@ def reshape(x: Any, shape: int | tuple[int, ...]) -> Any:
            [2., 3.]])
     """
     return _Reshape.apply(x, shape=shape)
+
+
+def contiguous(x: Any) -> Any:
+    """Return `x` in rows side by side, once for all who ask for that; itself where it is.
+
+    Examples
+    --------
+    >>> contiguous(np.ones((2, 3)).T).flags.c_contiguous
+    True
+    """
+    return _Contiguous.apply(x)
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Any:

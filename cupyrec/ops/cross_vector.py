@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, cpu, errors
+from cupyrec import arrays, bulk, cpu, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Kernel
 from cupyrec.ops import row_pieces
@@ -104,7 +104,7 @@ class _CrossVector(Function):
     def forward(self, x, x0, weight, bias):
         self.xp = xp = arrays.namespace("cross_vector", x, x0, weight, bias)
         make = arrays.empty if xp is np else xp.empty
-        self.x, self.x0, self.weight, bias = map(xp.ascontiguousarray, (x, x0, weight, bias))
+        self.x, self.x0, self.weight, bias = map(bulk.contiguous, (x, x0, weight, bias))
         rows, columns = x.shape
         y, self.products = make(x.shape, x.dtype), make(rows, x.dtype)
         if xp is not np:
@@ -120,7 +120,7 @@ class _CrossVector(Function):
 
     def backward(self, dy):
         xp, x = self.xp, self.x
-        dy = xp.ascontiguousarray(dy)
+        dy = bulk.contiguous(dy)
         make = arrays.empty if xp is np else xp.empty
         dx, dx0 = make(x.shape, x.dtype), make(x.shape, x.dtype)
         if xp is not np:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, cpu, errors
+from cupyrec import arrays, bulk, cpu, errors
 from cupyrec.autograd import Function, Tensor
 from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.halves import in_float32, value_macros
@@ -118,7 +118,7 @@ class _FactorizationMachine(Function):
         xp = arrays.namespace(_NAME, sparse)
         if dense is None:  # loops and kernels know it by its width of 0
             dense = xp.empty((sparse.shape[0], 0), sparse.dtype)
-        self.dense, self.sparse = xp.ascontiguousarray(dense), xp.ascontiguousarray(sparse)
+        self.dense, self.sparse = bulk.contiguous(dense), bulk.contiguous(sparse)
         half = sparse.dtype in arrays.HALVES
         out = xp.zeros((len(sparse), 1), np.float32 if half else sparse.dtype)
         if xp is np:
