@@ -261,6 +261,15 @@ def test_what_is_refused(given, error, sentence):
         layer.eval()(*given)
 
 
+def test_a_model_around_it_compiles():
+    model = torch.nn.Sequential(MultiTableEmbedding(F, D), torch.nn.Flatten(), torch.nn.ReLU())
+    ids = torch.arange(2 * F).view(2, F)
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(compiled(ids), model(ids))
+    compiled(ids).sum().backward()
+    assert len(model[0].tables.group.gradients().rows) == 2 * F
+
+
 # What is saved
 
 

@@ -102,6 +102,7 @@ class MultiTableEmbedding(torch.nn.Module):
         """Return what torch's repr shows of the tables."""
         return repr(self.tables)
 
+    @torch.compiler.disable  # a model around it compiles
     def forward(
         self,
         ids: torch.Tensor,
