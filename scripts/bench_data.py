@@ -1,11 +1,18 @@
 """Speed of the readers beside others', alternating in one run: one JSON line of ratios on stdout.
 
     python scripts/bench_data.py --case criteo_tsv
+    python scripts/bench_data.py --case parquet
 
 Case `criteo_tsv`: a synthetic log in Criteo's layout, plain and .gz, read by `cupyrec.data.TSV` and
 by pandas (its C engine), into the same arrays: the logarithms of 13 numbers, 26 ids and 13 buckets,
 labels. `ratio_vs_pandas` is how many times faster ours is, of the two files the smaller. It needs
 the `bench` extra.
+
+Case `parquet`: the same log as Parquet, 13 int32 columns with nulls and 26 of int64 ids, and once
+of hex strings, read by `cupyrec.data.Parquet` into batches of 8192 rows and scanned by pyarrow
+alone, which only decodes the same columns, with its defaults. `ratio_vs_pyarrow` is pyarrow's time
+by ours for int64 ids, `ratio_vs_pyarrow_hex` for hex, and `ratio_vs_pyarrow_criteo` for int64 where
+ours takes logarithms and makes buckets, too.
 """
 
 from __future__ import annotations
@@ -21,6 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import csv, parquet
 
 try:
     import pandas
@@ -28,7 +37,7 @@ except ModuleNotFoundError:  # one case needs it
     pandas = None
 
 import cupyrec
-from cupyrec.data import TSV, criteo_schema
+from cupyrec.data import TSV, Column, Parquet, Schema, criteo_schema
 from cupyrec.data.synthetic import write_synthetic
 
 MISSING = -(2**63)
@@ -125,7 +134,71 @@ def criteo_tsv(options: argparse.Namespace) -> dict:
     return {"ratio_vs_pandas": worst} | figures
 
 
-CASES = {"criteo_tsv": criteo_tsv}
+# Parquet
+
+
+def write_parquet(folder: Path, rows: int) -> None:
+    """The synthetic log as ids.parquet and hex.parquet, with pyarrow's defaults."""
+    write_synthetic(folder / "log.tsv", rows, seed=1)
+    names = [column.name for column in criteo_schema().columns]
+    types = dict(zip(names, [pa.int8()] + [pa.int32()] * 13 + [pa.string()] * 26, strict=True))
+    table = csv.read_csv(
+        folder / "log.tsv",
+        read_options=csv.ReadOptions(column_names=names),
+        parse_options=csv.ParseOptions(delimiter="\t"),
+        convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=True),
+    )
+    parquet.write_table(table, folder / "hex.parquet")
+    for name in names[14:]:
+        ids = from_hex(np.array(table[name].fill_null("").to_pylist(), "S8"))
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, pa.array(ids, mask=ids == MISSING))
+    parquet.write_table(table, folder / "ids.parquet")
+
+
+def parquet_schema(encoding: str, criteo: bool) -> Schema:
+    """Criteo's columns; plain numbers, or logarithms and buckets."""
+    columns = []
+    for column in criteo_schema().columns:
+        if column.kind == "categorical":
+            column = Column(column.name, "categorical", encoding)
+        elif column.kind == "numeric" and not criteo:
+            column = Column(column.name, "numeric")
+        columns.append(column)
+    return Schema(columns)
+
+
+def scan(path: Path) -> int:
+    names = [column.name for column in criteo_schema().columns]
+    with parquet.ParquetFile(path) as file:
+        return sum(map(len, file.iter_batches(columns=names)))
+
+
+def read_parquet(path: Path, schema: Schema) -> int:
+    return sum(map(len, Parquet(path, schema).batches(8192)))
+
+
+def parquet_case(options: argparse.Namespace) -> dict:
+    pa.set_cpu_count(options.threads)
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_parquet(Path(folder), options.rows)
+        for ending, name, encoding, criteo in (
+            ("", "ids", "integer", False), ("_hex", "hex", "hex", False),
+            ("_criteo", "ids", "integer", True),
+        ):  # fmt: skip
+            path, schema = Path(folder, f"{name}.parquet"), parquet_schema(encoding, criteo)
+            took, figures[f"ratio_vs_pyarrow{ending}"] = alternating(
+                name + ending,
+                lambda path=path, schema=schema: read_parquet(path, schema),
+                lambda path=path: scan(path),
+                options.rounds,
+            )
+            figures[f"rows_per_second{ending}"] = options.rows / took
+    return figures
+
+
+CASES = {"criteo_tsv": criteo_tsv, "parquet": parquet_case}
 
 
 def positive(text: str) -> int:

@@ -5,6 +5,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from cupyrec import cpu
@@ -32,6 +33,14 @@ def test_pandas_reads_the_same(monkeypatch, capsys):
     assert (told["case"], told["rows"], told["threads"]) == ("criteo_tsv", 500, 2)
     ratios = [told[f"ratio_vs_pandas_{name}"] for name in ("plain", "gz")]
     assert told["ratio_vs_pandas"] == min(ratios) > 0
+
+
+def test_parquet_beside_pyarrow(monkeypatch, capsys):
+    before = pa.cpu_count()
+    told = run(monkeypatch, capsys, *"--case parquet --rows 500 --rounds 1".split())
+    pa.set_cpu_count(before)
+    ratios = [told[f"ratio_vs_pyarrow{ending}"] for ending in ("", "_hex", "_criteo")]
+    assert min(ratios) > 0
 
 
 def test_without_pandas_it_says_how_to_get_it(monkeypatch, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,12 @@ __all__ = ["ArrowReader", "Records", "batched"]
 _ENCODINGS = {"hex": fields.HEX, "integer": fields.INTEGER, "string": fields.STRING}
 #: Types that the loops read as they are; others are cast first.
 _TYPES = {
-    pa.int32(): columns.INT32, pa.int64(): columns.INT64,
-    pa.float32(): columns.FLOAT32, pa.float64(): columns.FLOAT64,
+    pa.int32().id: columns.INT32, pa.int64().id: columns.INT64,
+    pa.float32().id: columns.FLOAT32, pa.float64().id: columns.FLOAT64,
+}  # fmt: skip
+_TEXTS = {
+    pa.string().id, pa.large_string().id, pa.string_view().id,
+    pa.binary().id, pa.large_binary().id, pa.binary_view().id,
 }  # fmt: skip
 _RULES = {
     columns.NUMBER: "must be a finite number",
@@ -217,8 +222,7 @@ class ArrowReader:
         return Bags(flat, offsets, tables)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Values:
+class _Values(NamedTuple):
     """What the loops read of a column: an array of a type that they know, or lists of ids."""
 
     array: pa.Array | None = None
@@ -234,7 +238,7 @@ class _Values:
         width, first = self.array.type.bit_width // 8, self.array.offset
         address = values.address + first * width if values is not None else 0
         holes = bits.address if bits is not None and self.array.null_count else 0
-        return _TYPES[self.array.type], address, holes, first
+        return _TYPES[self.array.type.id], address, holes, first
 
 
 def _values(array: pa.Array, column: Column, rows: Records) -> _Values:
@@ -242,7 +246,7 @@ def _values(array: pa.Array, column: Column, rows: Records) -> _Values:
     if column.kind != "categorical":
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        if array.type not in _TYPES:
+        if array.type.id not in _TYPES:
             array = array.cast(pa.float64(), safe=False)  # as a field of text is read
         return _Values(array)
     if not column.bag:
@@ -269,13 +273,15 @@ def _ids(
         places = array.indices.cast(pa.int64()).fill_null(-1).to_numpy()
         ids = _all_ids(array.dictionary, column, rows)
         return np.append(ids, fields.MISSING)[places]
+    if kind.id in _TYPES:
+        return array
     if pa.types.is_uint64(kind):
         return array.view(pa.int64())
     if not _is_text(kind):
-        return array if kind == pa.int32() else array.cast(pa.int64())
+        return array.cast(pa.int64())
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         array = array.cast(pa.large_binary())
-    large = array.type in (pa.large_string(), pa.large_binary())
+    large = array.type.id in (pa.large_string().id, pa.large_binary().id)
     bits, offsets, data = array.buffers()
     ids = np.empty(len(array), np.int64)
     if len(array):
@@ -321,11 +327,7 @@ def _no_bags(tables: int) -> Bags:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    t = pa.types
-    return any(is_it(kind) for is_it in (
-        t.is_string, t.is_large_string, t.is_string_view,
-        t.is_binary, t.is_large_binary, t.is_binary_view,
-    ))  # fmt: skip
+    return kind.id in _TEXTS
 
 
 def _is_list(kind: pa.DataType) -> bool:

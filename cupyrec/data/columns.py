@@ -24,7 +24,7 @@ ID, NUMBER, LABEL, WEIGHT, LIST = range(5)
 INT32, INT64, FLOAT32, FLOAT64 = range(4)
 #: Places in the row of a table that tells of a column.
 WHAT, PLACE, LOG, BUCKET, TYPE, VALUES, BITS, FIRST = range(8)
-_TILE = 256  # rows that are written column after column while they stay in the cache
+_TILE = 2048  # rows that are written column after column while they stay in the cache
 
 _LOGARITHMS = np.array([math.log1p(k) for k in range(4096)])  # most numbers are small and whole
 
@@ -69,7 +69,7 @@ def write(table, rows, dense, ids, labels, weights):
     return -1, -1
 
 
-@cpu.exact_loop
+@cpu.exact_inline
 def _write_column(values, told, low, high, dense, ids, labels, weights):
     """Write a column's rows from `low` on; return the first that may not be so, else -1."""
     what, place, bucket, first = told[WHAT], told[PLACE], told[BUCKET], told[FIRST]
@@ -79,15 +79,25 @@ def _write_column(values, told, low, high, dense, ids, labels, weights):
         for i in range(low, high):
             ids[i, place] = np.int64(values[i])
     elif what == ID:
-        for i in range(low, high):
-            ids[i, place] = np.int64(values[i]) if _is_there(bits, first + i) else fields.MISSING
+        for i in range(low, high):  # a branch would often be mispredicted
+            there = np.int64(_is_there(bits, first + i))
+            ids[i, place] = (np.int64(values[i]) & -there) | (fields.MISSING & (there - 1))
     elif what == NUMBER and not told[LOG] and bucket < 0:
-        for i in range(low, high):
-            there = not holes or _is_there(bits, first + i)
-            value = np.float32(values[i]) if there else np.float32(0)
-            dense[i, place] = value
-            if not np.isfinite(value):
-                return i
+        finite = True
+        if holes:
+            for i in range(low, high):
+                value = np.float32(values[i])
+                there = _is_there(bits, first + i) != 0
+                value = value if there else np.float32(0)
+                finite &= np.isfinite(value)
+                dense[i, place] = value
+        else:
+            for i in range(low, high):
+                value = np.float32(values[i])
+                finite &= np.isfinite(value)
+                dense[i, place] = value
+        if not finite:
+            return low + np.argmin(np.isfinite(dense[low:high, place]))
     elif what == NUMBER:
         for i in range(low, high):
             there = not holes or _is_there(bits, first + i)
