@@ -109,7 +109,7 @@ def bottom_width(columns: int, experts: int, expert: list[int]) -> int:
 
 
 def train(name: str, settings: dict[str, Any], rows: Rows, seed: int) -> nn.Module:
-    """Return a model after the preset's epochs, the last in part at a falling rate."""
+    """Return a model after the preset's epochs, at a rate that falls as a cosine."""
     training = settings["training"]
     model = build(name, settings, rows, seed)
     steps = -(-len(rows.ids) // training["batch_size"]) * training["epochs"]
@@ -125,6 +125,11 @@ def train(name: str, settings: dict[str, Any], rows: Rows, seed: int) -> nn.Modu
     return model
 
 
+def size(model: nn.Module) -> int:
+    """Return how many numbers a model learns, its tables apart, which are alike."""
+    return sum(array.size for array in model.state_dict().values())
+
+
 def compare(folder: Path, preset: Path, measured: str, seeds: list[int]) -> dict[str, Any]:
     """Return AUCs of both models, of each seed and in the mean; tell of them on stderr."""
     settings = tomllib.loads(preset.read_text("utf-8"))
@@ -137,7 +142,7 @@ def compare(folder: Path, preset: Path, measured: str, seeds: list[int]) -> dict
             model = train(name, settings, rows, seed)
             told = cupyrec.evaluate(model, others)
             aucs[name].append([told[f"auc_{task}"] for task in TASKS])
-            figures[f"{name}_parameters"] = sum(a.size for a in model.state_dict().values())
+            figures[f"{name}_parameters"] = size(model)
             print(
                 f"seed {seed}  {name:13}  income {aucs[name][-1][0]:.5f}  "
                 f"never married {aucs[name][-1][1]:.5f}",
