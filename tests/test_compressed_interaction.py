@@ -77,6 +77,47 @@ def test_without_relu_integer_data_is_exact(np_or_xp, shape, amp):
         oracle.check_exact(got, exact)
 
 
+def after_relu(shape, make=oracle.normals):
+    x, *others = case(shape, make)
+    return np.maximum(x, 0), *others
+
+
+@pytest.mark.parametrize("i", range(len(SHAPES)))
+def test_after_a_relu_integer_data_is_exact(np_or_xp, i):
+    inputs = after_relu(SHAPES[i], small)
+    inputs[3][...] += f32(0.5)
+    got = run(np_or_xp, *inputs, rectified=True, amp=AMPS[i // 3 % 3])
+    for k, (a, b) in enumerate(zip(got, truth(*inputs), strict=True)):
+        live = inputs[0] > 0 if k == 1 else ...
+        oracle.check_exact(2 * a[live], 2 * b[live])
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("shape", [(700, 17, 9, 5), (600, 8, 130, 40)], ids=str)
+def test_error_after_a_relu(shape, linear):
+    inputs = after_relu(shape)
+    got = run(np, *inputs, rectified=True, linear_output=linear)
+    assert (got[1] == 0)[inputs[0] == 0].all()
+    plain, exact = formulas(*inputs, linear=linear), truth(*inputs, linear=linear)
+    for i, (a, b, c) in enumerate(zip(got, plain, exact, strict=True)):
+        live = inputs[0] > 0 if i == 1 else ...
+        oracle.check_error(a[live], b[live], c[live])
+
+
+def test_nan_after_a_relu_stays_in_its_row():
+    inputs = after_relu((20, 3, 5, 4))
+    clean = run(np, *inputs, rectified=True)
+    inputs[0][3, 1] = np.nan
+    got = run(np, *inputs, rectified=True)
+    assert np.isnan(got[0][3]).all()
+    for a, b in zip(got[:3], clean, strict=False):
+        np.testing.assert_array_equal(np.delete(a, 3, 0), np.delete(b, 3, 0))
+
+
+def test_same_bits_after_a_relu():
+    oracle.check_same_bits(lambda: run(np, *after_relu((1025, 33, 39, 16)), rectified=True))
+
+
 @pytest.mark.parametrize("shape", [(127, 17, 9, 5), (40, 8, 130, 16)], ids=str)
 def test_error(np_or_xp, shape):
     inputs = case(shape)

@@ -95,7 +95,10 @@ class CompressedInteraction(Module):
         x = x0 = reshape(columns, (batch * width, features))
         maps = []
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = compressed_interaction(x, x0, weight, bias, linear_output=self.linear, amp=self.amp)
+            x = compressed_interaction(
+                x, x0, weight, bias,
+                linear_output=self.linear, rectified=i > 0 and not self.linear, amp=self.amp,
+            )  # fmt: skip
             sums = reshape(x, (batch, width, x.shape[1])).sum(axis=1)
             if self.split_half and i < len(self.weights) - 1:
                 half = x.shape[1] // 2

@@ -29,6 +29,8 @@ from cupyrec.cublaslt import Epilogue
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.cast import cast_matrices, padded, padded_width, rounded
 from cupyrec.ops.halves import half_type, value_macros
+from cupyrec.ops.live_products import live_products_cpu, live_sums_cpu
+from cupyrec.ops.thin_matmul import THIN_COLUMNS
 
 __all__ = ["compressed_interaction", "compressed_products", "compressed_sums"]
 
@@ -99,18 +101,13 @@ class _CompressedInteraction(Function):
     def forward(self, x, x0, weight, bias, linear_output, amp):
         self.symmetric, self.linear_output, self.amp = x is x0, linear_output, amp
         self.x, self.x0 = np.ascontiguousarray(x), np.ascontiguousarray(x0)
-        _, h, m = weight.shape
-        self.pairs = np.triu_indices(m) if self.symmetric else np.indices((h, m)).reshape(2, -1)
-        self.groups = self._groups(h)
-        self.weight = self._of_terms(rounded(weight, amp))
+        self._take(weight)
         self.size = min(_ROWS, max(64, -(-len(x) // 8)))
         self.y = arrays.empty((len(x), len(weight)), x.dtype)
 
         def block(i: int, j: int) -> None:
-            y, given = self.y[i:j], (_turned(self.x[i:j]), _turned(self.x0[i:j]))
-            y[...] = 0
-            for group in self.groups:
-                y += self._products(group, *given).T @ self.weight[group[2]]
+            y = self.y[i:j]
+            self._multiply(i, j, y)
             if linear_output:
                 y += bias
             else:
@@ -119,6 +116,20 @@ class _CompressedInteraction(Function):
         with cpu.serial_blas():
             cpu.parallel(block, len(x), self.size)
         return self.y
+
+    def _take(self, weight):
+        """Keep the weight as the matmuls want it."""
+        _, h, m = weight.shape
+        self.pairs = np.triu_indices(m) if self.symmetric else np.indices((h, m)).reshape(2, -1)
+        self.groups = self._groups(h)
+        self.weight = self._of_terms(rounded(weight, self.amp))
+
+    def _multiply(self, i, j, y):
+        """Write the weighted sums of rows i to j."""
+        given = _turned(self.x[i:j]), _turned(self.x0[i:j])
+        y[...] = 0
+        for group in self.groups:
+            y += self._products(group, *given).T @ self.weight[group[2]]
 
     def _groups(self, h: int) -> list[tuple[int, int, slice]]:
         """First and last column of x, and their terms: as many as are multiplied at once."""
@@ -146,33 +157,37 @@ class _CompressedInteraction(Function):
 
     @np.errstate(over="ignore", invalid="ignore")  # the optimizer tells of them
     def backward(self, dy):
-        rows, (terms, outputs) = len(dy), self.weight.shape
+        rows, outputs = dy.shape
         dx, dx0 = arrays.empty(self.x.shape, dy.dtype), arrays.empty(self.x0.shape, dy.dtype)
         size = self.size * max(1, -(-rows // (_PARTS * self.size)))  # of so many blocks
-        weight_parts = np.zeros((-(-rows // size), terms, outputs), dy.dtype)
+        weight_parts = np.zeros((-(-rows // size), *self.weight.shape), dy.dtype)
         bias_parts = np.zeros((len(weight_parts), outputs), dy.dtype)
 
         def part(start: int, stop: int) -> None:
             for i in range(start, stop, self.size):
                 j, n = min(i + self.size, stop), start // size
-                self._block(dy, i, j, dx, dx0, weight_parts[n], bias_parts[n])
+                dz = np.array(dy[i:j])
+                if not self.linear_output:
+                    _mask_cpu(dz, self.y[i:j])
+                dz = rounded(dz, self.amp)
+                bias_parts[n] += dz.sum(axis=0)
+                self._sum(i, j, dz, dx[i:j], dx0[i:j], weight_parts[n])
 
         with cpu.serial_blas():
             cpu.parallel(part, rows, size)
-        of_terms, dweight = weight_parts.sum(axis=0).T, self.grad_room(2)
-        i, j = self.pairs
-        dweight[:, i, j] = of_terms
-        if self.symmetric:
-            dweight[:, j, i] = of_terms
+        dweight = self.grad_room(2)
+        self._give(weight_parts.sum(axis=0), dweight)
         return dx, dx0, dweight, bias_parts.sum(axis=0)
 
-    def _block(self, dy, i, j, dx, dx0, dweight, dbias):
-        """Write dx and dx0 of rows i to j, and add to the gradients of all."""
-        dz = np.array(dy[i:j])
-        if not self.linear_output:
-            _mask_cpu(dz, self.y[i:j])
-        dz = rounded(dz, self.amp)
-        dbias += dz.sum(axis=0)
+    def _give(self, of_terms, dweight):
+        """Write the gradient of the weight, given that of what `_take` kept."""
+        i, j = self.pairs
+        dweight[:, i, j] = of_terms.T
+        if self.symmetric:
+            dweight[:, j, i] = of_terms.T
+
+    def _sum(self, i, j, dz, dx, dx0, dweight):
+        """Write dx and dx0 of rows i to j, and add to the gradient of what `_take` kept."""
         given = _turned(self.x[i:j]), _turned(self.x0[i:j])
         sums, turned = [np.zeros_like(a) for a in given], _turned(dz)
         for group in self.groups:
@@ -180,7 +195,40 @@ class _CompressedInteraction(Function):
             dweight[terms] += self._products(group, *given) @ dz
             dp = self.weight[terms] @ turned
             _sums_cpu(dp, *given, first, last, self.symmetric, *sums)
-        dx[i:j], dx0[i:j] = (a.T for a in sums)
+        dx[...], dx0[...] = (a.T for a in sums)
+
+
+class _RectifiedInteraction(_CompressedInteraction):
+    """In float32, of what is not 0 in x alone; terms and outputs are padded to whole vectors."""
+
+    def _take(self, weight):
+        outputs, h, m = weight.shape
+        self.wide = -(-m // THIN_COLUMNS) * THIN_COLUMNS
+        filled = -(-outputs // THIN_COLUMNS) * THIN_COLUMNS
+        self.weight = np.zeros((h, self.wide, filled), weight.dtype)
+        self.weight[:, :m, :outputs] = weight.transpose(1, 2, 0)
+        self.turned = np.ascontiguousarray(self.weight.transpose(0, 2, 1))
+
+    def _filled(self, x, columns):
+        out = np.zeros((len(x), columns), x.dtype)
+        out[:, : x.shape[1]] = x
+        return out
+
+    def _multiply(self, i, j, y):
+        z = np.zeros((len(y), self.weight.shape[2]), y.dtype)
+        x0 = self._filled(self.x0[i:j], self.wide)
+        live_products_cpu(self.x[i:j], x0, self.weight, self.x0.shape[1], z)
+        y[...] = z[:, : y.shape[1]]
+
+    def _sum(self, i, j, dz, dx, dx0, dweight):
+        x0 = self._filled(self.x0[i:j], self.wide)
+        dz, sums = self._filled(dz, self.weight.shape[2]), np.zeros_like(x0)
+        live_sums_cpu(dz, self.x[i:j], x0, self.turned, self.x0.shape[1], dx, sums, dweight)
+        dx0[...] = sums[:, : dx0.shape[1]]
+
+    def _give(self, gradient, dweight):
+        outputs, _, m = dweight.shape
+        dweight[...] = gradient[:, :m, :outputs].transpose(2, 0, 1)
 
 
 def _products_geometry(n: int) -> Geometry:
@@ -299,6 +347,7 @@ def compressed_interaction(
     bias: Any,
     *,
     linear_output: bool = False,
+    rectified: bool = False,
     amp: str | None = None,
 ) -> Any:
     """Return y of the formula above.
@@ -313,6 +362,9 @@ def compressed_interaction(
     bias : (O,) array or Tensor of the same dtype
     linear_output : bool
         Whether y goes without ReLU.
+    rectified : bool
+        Whether x has been through ReLU, which stops the gradient where x is 0: there it may be left
+        out, and on the CPU is 0.
     amp : {None, "float16", "bfloat16"}
         What is multiplied in, see above; arrays are then float32.
 
@@ -347,4 +399,6 @@ def compressed_interaction(
     if 0 in sizes[1:]:
         raise ValueError(f"{_NAME}: O, H and M must be at least 1, got shape {raw[2].shape}.")
     op = _CompressedInteraction if xp is np else _CompressedInteractionOnDevice
+    if rectified and xp is np and half is None and raw[0].dtype == np.float32:
+        op = _RectifiedInteraction
     return op.apply(x, x0, weight, bias, linear_output=linear_output, amp=half)

@@ -17,18 +17,21 @@ from numba.extending import intrinsic
 
 from cupyrec import cpu
 
-__all__ = ["thin_matmul"]
+__all__ = ["THIN_COLUMNS", "THIN_ROWS", "thin_matmul", "thin_matmul_cpu"]
 
 ir = cgutils.ir
 
-_VECTOR = 16  # columns: two registers, with AVX-512 one
+#: Columns of a vector, of which there must be a whole number: two registers, with AVX-512 one.
+THIN_COLUMNS = 16
+#: Rows of a tile; those beyond the last whole one are slower, one by one.
+THIN_ROWS = 8 if cpu.has("avx512f") else 4
 # A tile has enough sums to keep two multiply-adds a cycle going, and loads fewer numbers than it
 # has vectors, as far as the registers there are go: 16, with AVX-512 32.
-_ROWS, _VECTORS = (8, 2) if cpu.has("avx512f") else (4, 1)
-_COLUMNS = _VECTORS * _VECTOR
+_VECTORS = 2 if cpu.has("avx512f") else 1
+_COLUMNS = _VECTORS * THIN_COLUMNS
 _TERMS = 128  # of sums at a time: so much of b stays in the L1 cache
-_FLOATS = ir.VectorType(ir.FloatType(), _VECTOR)
-_LANES = ir.VectorType(ir.IntType(32), _VECTOR)
+_FLOATS = ir.VectorType(ir.FloatType(), THIN_COLUMNS)
+_LANES = ir.VectorType(ir.IntType(32), THIN_COLUMNS)
 
 
 def _tile(rows: int, vectors: int) -> Any:
@@ -43,11 +46,11 @@ def _tile(rows: int, vectors: int) -> Any:
             a, a_row, a_term, b, b_term, out, out_row, terms, adds = arguments
             zeros, nothing = ir.Constant(_FLOATS, None), ir.Constant(_FLOATS, ir.Undefined)
             of_type = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-            name = f"llvm.fmuladd.v{_VECTOR}f32"
+            name = f"llvm.fmuladd.v{THIN_COLUMNS}f32"
             multiply_add = cgutils.get_or_insert_function(builder.module, of_type, name)
 
             numbers = [ir.Constant(ir.IntType(64), n) for n in range(max(rows, vectors))]
-            apart = ir.Constant(ir.IntType(64), 4 * _VECTOR)
+            apart = ir.Constant(ir.IntType(64), 4 * THIN_COLUMNS)
 
             def pointer(address, step, times, of=_FLOATS):
                 address = builder.add(address, builder.mul(step, times))
@@ -81,38 +84,35 @@ def _tile(rows: int, vectors: int) -> Any:
     return tile
 
 
-_rows_tile, _row_tile = _tile(_ROWS, _VECTORS), _tile(1, _VECTORS)
-_narrow_rows_tile, _narrow_row_tile = _tile(_ROWS, 1), _tile(1, 1)
+_rows_tile, _row_tile = _tile(THIN_ROWS, _VECTORS), _tile(1, _VECTORS)
+_narrow_rows_tile, _narrow_row_tile = _tile(THIN_ROWS, 1), _tile(1, 1)
 
 
 @cpu.loop
-def _matmul_cpu(a, b, out):
+def thin_matmul_cpu(a, b, out, adds):
+    """Write a @ b to `out`, or add it if `adds`; b has a multiple of 16 columns, side by side."""
     a_row, a_term = np.uint64(a.strides[0]), np.uint64(a.strides[1])
     b_term, out_row = np.uint64(b.strides[0]), np.uint64(out.strides[0])
-    whole = a.shape[0] - a.shape[0] % _ROWS
+    whole = a.shape[0] - a.shape[0] % THIN_ROWS
     for first in range(0, max(a.shape[1], 1), _TERMS):
-        terms = min(_TERMS, a.shape[1] - first)
+        terms, more = min(_TERMS, a.shape[1] - first), adds or first > 0
         left = np.uint64(a.ctypes.data) + np.uint64(first) * a_term
         for column in range(0, b.shape[1], _COLUMNS):
             right = np.uint64(b.ctypes.data) + np.uint64(first) * b_term + np.uint64(4 * column)
             to = np.uint64(out.ctypes.data) + np.uint64(4 * column)
             narrow = b.shape[1] - column < _COLUMNS
-            for r in range(0, whole, _ROWS):
+            for r in range(0, whole, THIN_ROWS):
                 at, place = left + np.uint64(r) * a_row, to + np.uint64(r) * out_row
                 if narrow:
-                    _narrow_rows_tile(
-                        at, a_row, a_term, right, b_term, place, out_row, terms, first > 0
-                    )
+                    _narrow_rows_tile(at, a_row, a_term, right, b_term, place, out_row, terms, more)
                 else:
-                    _rows_tile(at, a_row, a_term, right, b_term, place, out_row, terms, first > 0)
+                    _rows_tile(at, a_row, a_term, right, b_term, place, out_row, terms, more)
             for r in range(whole, a.shape[0]):
                 at, place = left + np.uint64(r) * a_row, to + np.uint64(r) * out_row
                 if narrow:
-                    _narrow_row_tile(
-                        at, a_row, a_term, right, b_term, place, out_row, terms, first > 0
-                    )
+                    _narrow_row_tile(at, a_row, a_term, right, b_term, place, out_row, terms, more)
                 else:
-                    _row_tile(at, a_row, a_term, right, b_term, place, out_row, terms, first > 0)
+                    _row_tile(at, a_row, a_term, right, b_term, place, out_row, terms, more)
 
 
 def thin_matmul(a: Any, b: Any, out: Any) -> None:
@@ -134,7 +134,7 @@ def thin_matmul(a: Any, b: Any, out: Any) -> None:
     >>> out[:, 0]
     array([2., 3.], dtype=float32)
     """
-    if b.shape[1] % _VECTOR:
+    if b.shape[1] % THIN_COLUMNS:
         np.matmul(a, b, out=out)
     else:
-        _matmul_cpu(a, np.ascontiguousarray(b), out)
+        thin_matmul_cpu(a, np.ascontiguousarray(b), out, False)
