@@ -2,6 +2,7 @@ import numpy as np
 import oracle
 import pytest
 import trial
+import whole_model
 from oracle import sentence
 
 import cupyrec
@@ -41,6 +42,37 @@ def test_logits_against_the_paper(tables, dense, padding, self_interaction):
     np.testing.assert_allclose(
         got.numpy(), mlp_loops(model.top, crossed, True), rtol=1e-4, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("dense", [0, 3])
+@pytest.mark.parametrize("tables", [1, 4])
+def test_logits_of_features_side_by_side(tables, dense):
+    model = DLRM(dense, tables, embedding_dim=5, bottom=[6], top=[7, 3], interaction="cat")
+    x, ids = inputs(9, dense, tables)
+    columns = [mlp_loops(model.bottom, x, False)] if dense else []
+    columns.append(model.embedding(ids).numpy().reshape(9, tables * 5))
+    expected = mlp_loops(model.top, np.concatenate(columns, axis=1), True)
+    np.testing.assert_allclose(model(x, ids).numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("amp", [None, "float16", "bfloat16"])
+def test_devices_agree_side_by_side(xp, amp):
+    whole_model.check_devices_agree(
+        xp, lambda: DLRM(whole_model.DENSE, whole_model.TABLES, 8, [6], [7], interaction="cat"), amp
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (dict(interaction="sum"), "DLRM: 'interaction' must be 'dot' or 'cat', got 'sum'."),
+        (dict(interaction="cat", output_padding=1),
+         "DLRM: 'cat' must come without 'self_interaction', 'output_padding'."),
+    ],
+)  # fmt: skip
+def test_other_interactions(options, text):
+    with pytest.raises(ValueError, match=sentence(text)):
+        DLRM(3, 4, **options)
 
 
 def test_its_parts_have_the_names_of_the_paper():

@@ -7,6 +7,7 @@ from typing import Any
 
 from cupyrec import nn
 from cupyrec.graph import graphed
+from cupyrec.nn.interaction import side_by_side
 from cupyrec.nn.mlp import cast_together
 
 __all__ = ["DLRM"]
@@ -26,6 +27,9 @@ class DLRM(nn.Module):
         D.
     bottom, top : sequence of int
         Hidden layers of the two MLPs.
+    interaction : {"dot", "cat"}
+        What the top MLP sees: "dot": the dense features' vector and the products; "cat": it and all
+        embeddings side by side.
     dropout : float
         Rate in the hidden layers of the top MLP.
     self_interaction : bool
@@ -40,7 +44,8 @@ class DLRM(nn.Module):
     Raises
     ------
     ValueError, TypeError
-        A size is not a positive integer, or there is but one feature and nothing to multiply.
+        A size is not a positive integer, another `interaction`, or there is but one feature and
+        nothing to multiply.
 
     Examples
     --------
@@ -57,6 +62,7 @@ class DLRM(nn.Module):
         embedding_dim: int = 16,
         bottom: Sequence[int] = (64,),
         top: Sequence[int] = (128,),
+        interaction: str = "dot",
         dropout: float = 0.0,
         self_interaction: bool = False,
         output_padding: int = 0,
@@ -64,21 +70,28 @@ class DLRM(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         features = num_tables + (num_dense > 0)
-        if features == 1 and not self_interaction:
+        if interaction not in ("dot", "cat"):
+            raise ValueError(f"DLRM: 'interaction' must be 'dot' or 'cat', got {interaction!r}.")
+        if interaction == "cat" and (self_interaction or output_padding):
+            raise ValueError("DLRM: 'cat' must come without 'self_interaction', 'output_padding'.")
+        if features == 1 and not self_interaction and interaction == "dot":
             raise ValueError(
                 "DLRM: there must be two features to multiply, "
                 f"got num_dense = {num_dense}, num_tables = {num_tables}."
             )
         self.embedding = nn.MultiTableEmbedding(num_tables, embedding_dim, dtype=embedding_dtype)
         self.bottom = nn.FusedMLP(num_dense, bottom, embedding_dim) if num_dense else None
-        self.interaction = nn.FusedDotInteraction(
-            self_interaction=self_interaction,
-            output_concat=num_dense > 0,
-            output_padding=output_padding,
-            whole_rows=True,
-        )
+        self.interaction, width = None, features * embedding_dim
+        if interaction == "dot":
+            self.interaction = nn.FusedDotInteraction(
+                self_interaction=self_interaction,
+                output_concat=num_dense > 0,
+                output_padding=output_padding,
+                whole_rows=True,
+            )
+            width = self.interaction.width(features, embedding_dim)
         self.top = nn.FusedMLP(
-            self.interaction.width(features, embedding_dim),
+            width,
             top,
             1,
             hidden_dropout_rate=dropout,
@@ -87,7 +100,8 @@ class DLRM(nn.Module):
         )
 
     def forward(self, dense: Any, ids: Any) -> Any:
-        return self._towers(dense if self.bottom else None, self.embedding.rows(ids))
+        vectors = self.embedding.rows(ids) if self.interaction else self.embedding(ids)
+        return self._towers(dense if self.bottom else None, vectors)
 
     def prepare(self, ids: Any) -> None:
         self.embedding.prepare(ids)
@@ -96,4 +110,5 @@ class DLRM(nn.Module):
     def _towers(self, dense: Any, vectors: Any) -> Any:
         dense, halves = cast_together(dense, [m for m in (self.bottom, self.top) if m])
         dense = self.bottom(dense, halves[0]) if self.bottom else None  # (B, D)
-        return self.top(self.interaction(dense, vectors), halves[-1])
+        interact = self.interaction or side_by_side
+        return self.top(interact(dense, vectors), halves[-1])
