@@ -6,12 +6,7 @@
 A pair is two runs of ``mpirun -n 4 cupyrec train`` that differ in the codec alone: `none`, and
 `int8` for rows and gradients in training and for rows in evaluation. All else, seed, first weights
 and order of rows, is the same. Settings are those of scripts/configs, and nothing is chosen by the
-rows for test. The folder holds
-
-- criteo: train.tsv.gz and test.tsv.gz in the layout of Criteo's click logs;
-- movielens_1m: ratings.tsv.gz (user, movie, rating, split), users.dat and movies.dat. A row is a
-  rating with its user's and its movie's features, the label rating >= 4; rows are in an order
-  drawn once.
+rows for test. accuracy_sets.py says what the folder holds; a movie's genres are one id here.
 
 A table goes to stderr, and one JSON line ends stdout.
 """
@@ -19,10 +14,9 @@ A table goes to stderr, and one JSON line ends stdout.
 from __future__ import annotations
 
 import argparse
-import gzip
+import functools
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -30,47 +24,19 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from cupyrec.data import Column, Schema
+from accuracy_sets import criteo, movielens_1m
 
 CONFIGS = Path(__file__).with_name("configs")
 TINY = ["--batch-size", 32, "--embedding-dim", 4]
 TINY += ["--set", "model.bottom=[8]", "--set", "model.top=[8]"]
-MOVIELENS = ["user", "gender", "age", "occupation", "zip", "movie", "year", "genres"]
 
 
-def criteo(folder: Path, out: Path) -> list[object]:
-    """Arguments that name the logs for training and test."""
-    return ["--train", folder / "train.tsv.gz", "--test", folder / "test.tsv.gz"]
+def logs(files: dict[str, Path]) -> list[object]:
+    """Arguments that name what is trained and tested on: nothing is chosen by valid."""
+    return [word for flag, path in files.items() if flag != "--valid" for word in (flag, path)]
 
 
-def movielens_1m(folder: Path, out: Path) -> list[object]:
-    """The same, of logs that are written first."""
-    users = {row[0]: row for row in _table(folder / "users.dat")}
-    movies = {}
-    for movie, title, genres in _table(folder / "movies.dat"):
-        movies[movie] = [movie, re.search(r"\((\d+)\)$", title)[1], genres]
-    lines: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
-    with gzip.open(folder / "ratings.tsv.gz", "rt", encoding="utf-8") as ratings:
-        for user, movie, rating, split in (line.rstrip("\n").split("\t") for line in ratings):
-            label = str(int(int(rating) >= 4))
-            lines[split].append("\t".join([label, *users[user], *movies[movie]]) + "\n")
-    order = np.random.default_rng(0)  # the file is in the order of users
-    for split, rows in lines.items():
-        shuffled = (rows[i] for i in order.permutation(len(rows)))
-        (out / f"{split}.tsv").write_text("".join(shuffled), "utf-8")
-    columns = [Column(name, "categorical", "string") for name in MOVIELENS]
-    Schema([Column("label", "label"), *columns]).save(out / "schema.toml")
-    logs = ["--train", out / "train.tsv", "--test", out / "test.tsv"]
-    return [*logs, "--schema", out / "schema.toml"]
-
-
-def _table(path: Path) -> list[list[str]]:
-    return [line.split("::") for line in path.read_text("latin-1").splitlines()]
-
-
-SETS = {"criteo": criteo, "movielens_1m": movielens_1m}
+SETS = {"criteo": criteo, "movielens_1m": functools.partial(movielens_1m, bags=False)}
 
 
 def auc(ranks: int, *arguments: object) -> float:
@@ -120,7 +86,7 @@ def main() -> None:
     result |= {"differences": {}, "standard_error": {}, "auc_none": {}, "auc_int8": {}}
     for name in options.sets:
         with tempfile.TemporaryDirectory() as out:
-            given = SETS[name](options.data / name, Path(out))
+            given = logs(SETS[name](options.data / name, Path(out)))
             given += ["--config", CONFIGS / f"{name}.toml", *(TINY if options.quick else [])]
             none, int8 = zip(*pairs(name, given, seeds, ranks), strict=True)
         differences = [b - a for a, b in zip(none, int8, strict=True)]

@@ -88,8 +88,8 @@ def test_both_models_learn_and_are_of_one_size(expert, folder, tmp_path, run):
     preset.write_text(PRESET.format(expert=expert))
     words = ["--data", "census_income", "--folder", folder, "--seeds", 2]
     status, result = run(*words, "--measure", "valid", "--preset", preset)
-    assert (status, result["measured"], result["seeds"]) == (0, "valid", [2])
     told = result["census_income"]
+    assert (status, result["measured"], told["seeds"]) == (0, "valid", [2])
     for name in ("mmoe", "shared_bottom"):
         assert 0.85 < told[f"{name}_income_auc"] == np.mean(told[f"{name}_income_aucs"])
         assert told[f"{name}_never_married_auc"] > 0.9
@@ -122,5 +122,5 @@ def test_bars_hold_what_test_says(mmoe, shared, missed, folder, run, monkeypatch
 
 def test_refuses(folder, run):
     assert run("--folder", folder, "--preset", folder / "x.toml") == (2, None)
-    status, _ = run("--folder", folder / "none")
+    status, _ = run("--data", "census_income", "--folder", folder / "none")
     assert status.startswith("census_income: '") and "must be a file." in status

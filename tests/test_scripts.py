@@ -48,6 +48,7 @@ def data(bench):
 
 # test_bench_kernels.py and tests of their own names have these.
 ELSEWHERE = {
+    "accuracy_models.py", "accuracy_sets.py", "accuracy_table.py", "census_income.py",
     "interaction_cases.py", "kernel_cases.py", "kernel_figures.py",
     "kernel_inputs.py", "kernel_naive.py", "kernel_page.py", "kernel_plot.py", "kernel_shapes.py",
     "exchange_cases.py", "mlp_cases.py", "normalization_cases.py", "optimizer_cases.py",
