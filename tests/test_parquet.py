@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import sentence
 from pyarrow import parquet as pq
-from test_arrow import expected, tables, told
+from test_arrow import expected, expected_id, tables, told
 
 from cupyrec.data import Batch, Column, Parquet, RankSlices, Schema, parquet
+from cupyrec.data.arrow import ArrowReader
 from cupyrec.ragged import Bags
 
 ITEM = Column("item", "categorical", "integer")
@@ -64,9 +65,9 @@ def test_batches_are_whole_across_row_groups_and_files(write, few_at_once, size,
 def test_row_groups_before_the_first_batch_are_not_decoded(write, monkeypatch) -> None:
     seen, decoded = [], parquet._decoded
 
-    def watched(path, groups, names):
+    def watched(path, groups, names, coded):
         seen.append((path.name, groups, names))
-        return decoded(path, groups, names)
+        return decoded(path, groups, names, coded)
 
     monkeypatch.setattr(parquet, "_decoded", watched)
     data = Parquet(write(*FILES), SCHEMA)
@@ -122,6 +123,31 @@ def test_each_file_has_its_order_of_columns_and_types(tmp_path) -> None:
     assert (batch.ids.tolist(), batch.labels.tolist()) == ([[7], [8]], [[1], [0]])
 
 
+def test_text_that_repeats_is_decoded_as_dictionaries(tmp_path, monkeypatch) -> None:
+    rng, size = np.random.default_rng(0), 6000
+    words = np.array([f"word {i}" for i in range(40)] + [None])
+    columns = {"few": words[rng.integers(0, 41, size)].tolist(),
+               "many": [f"{i} is a word" for i in range(size)]}  # fmt: skip
+    columns["few"][2000:4000] = [f"other {i % 9}" for i in range(2000)]
+    pq.write_table(pa.table(columns), tmp_path / "a", row_group_size=2000)
+    seen, batch = [], ArrowReader.batch
+
+    def watched(self, some, *more):
+        for part in some:
+            types = [str(column.type)[:10] for column in part.columns]
+            seen.append(dict(zip(part.columns.schema.names, types, strict=True)))
+        return batch(self, some, *more)
+
+    monkeypatch.setattr(ArrowReader, "batch", watched)
+    schema = Schema(
+        [Column("few", "categorical", "string"), Column("many", "categorical", "string")]
+    )
+    data = Parquet(tmp_path / "a", schema, labels=False)
+    got = np.concatenate([batch.ids for batch in data.batches(700)]).T.tolist()
+    assert seen[0] == {"few": "dictionary", "many": "string"}
+    assert got == [[expected_id(value, "string") for value in columns[n]] for n in columns]
+
+
 # Ranks
 
 
@@ -148,9 +174,9 @@ def test_ranks_have_consecutive_row_groups_and_make_the_same_steps(write, ranks,
 def test_a_rank_decodes_its_row_groups_alone(write, monkeypatch) -> None:
     seen, decoded = [], parquet._decoded
 
-    def watched(path, groups, names):
+    def watched(path, groups, names, coded):
         seen.append((path.name, groups))
-        return decoded(path, groups, names)
+        return decoded(path, groups, names, coded)
 
     monkeypatch.setattr(parquet, "_decoded", watched)
     data = Parquet(write([5, 5, 5], [5, 6, 6]), SCHEMA)

@@ -15,7 +15,7 @@ from cupyrec.data.schema import Column, Schema
 from cupyrec.data.text_ids import text_ids
 from cupyrec.ragged import Bags
 
-__all__ = ["ArrowReader", "Records", "batched"]
+__all__ = ["ArrowReader", "Records", "batched", "is_text"]
 
 _ENCODINGS = {"hex": fields.HEX, "integer": fields.INTEGER, "string": fields.STRING}
 #: Types that the loops read as they are; others are cast first.
@@ -124,6 +124,7 @@ class ArrowReader:
         ignored = ("ignore",) if labels else ("ignore", "label", "weight")
         self.columns = tuple(c for c in schema.columns if c.kind not in ignored)
         self._schema = schema
+        self._known: _Known = {}
         self._tasks = len(schema.task_names) if labels else 0
         dense, tables = iter(range(schema.num_dense)), schema.table_names
         tasks = iter(range(self._tasks))
@@ -202,7 +203,7 @@ class ArrowReader:
         table, kept = self._layout.copy(), {}
         for number, column in enumerate(self.columns):
             array = rows.columns.column(column.name)
-            kept[number] = values = _values(array, column, rows)
+            kept[number] = values = _values(array, column, rows, self._known)
             table[number, columns.TYPE :] = values.told()
         return kept, table
 
@@ -220,6 +221,10 @@ class ArrowReader:
         flat = np.empty(offsets[-1], np.int64)
         columns.fill(ids, lists, flat)
         return Bags(flat, offsets, tables)
+
+
+#: By column, the last dictionary and its ids: the next rows most often have the same.
+_Known = dict[str, tuple[pa.Array, np.ndarray]]
 
 
 class _Values(NamedTuple):
@@ -241,7 +246,7 @@ class _Values(NamedTuple):
         return _TYPES[self.array.type.id], address, holes, first
 
 
-def _values(array: pa.Array, column: Column, rows: Records) -> _Values:
+def _values(array: pa.Array, column: Column, rows: Records, known: _Known) -> _Values:
     """A column as the loops read it."""
     if column.kind != "categorical":
         if pa.types.is_dictionary(array.type):
@@ -250,7 +255,7 @@ def _values(array: pa.Array, column: Column, rows: Records) -> _Values:
             array = array.cast(pa.float64(), safe=False)  # as a field of text is read
         return _Values(array)
     if not column.bag:
-        ids = _ids(array, column, rows, scalar=True)
+        ids = _ids(array, column, rows, known, scalar=True)
         return _Values(ids=ids) if isinstance(ids, np.ndarray) else _Values(ids)
     if pa.types.is_fixed_size_list(array.type):
         starts = (array.offset + np.arange(len(array) + 1)) * array.type.list_size
@@ -261,23 +266,35 @@ def _values(array: pa.Array, column: Column, rows: Records) -> _Values:
     if array.null_count:
         lengths[~array.is_valid().to_numpy(zero_copy_only=False)] = 0
     starts = starts[:-1] - starts[0]
-    return _Values(ids=_all_ids(elements, column, rows), starts=starts, lengths=lengths)
+    return _Values(ids=_all_ids(elements, column, rows, known), starts=starts, lengths=lengths)
 
 
 def _ids(
-    array: pa.Array, column: Column, rows: Records, scalar: bool = False
+    array: pa.Array, column: Column, rows: Records, known: _Known, scalar: bool = False
 ) -> pa.Array | np.ndarray:
     """A categorical column as integers, which may have holes, or as ids."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        places = array.indices.cast(pa.int64()).fill_null(-1).to_numpy()
-        ids = _all_ids(array.dictionary, column, rows)
-        return np.append(ids, fields.MISSING)[places]
+        if column.name not in known or not _same(known[column.name][0], array.dictionary):
+            ids = _all_ids(array.dictionary, column, rows, known)
+            known[column.name] = array.dictionary, ids
+        places = array.indices
+        short = places.type.id == pa.int32().id
+        places = places if short else places.cast(pa.int64())
+        bits, values = places.buffers()
+        ids = np.full(len(array), fields.MISSING)
+        if len(array) > array.null_count:
+            values = np.frombuffer(values, np.int32 if short else np.int64)
+            values = values[places.offset : places.offset + len(array)]
+            holes = bits is not None and array.null_count
+            bits = np.frombuffer(bits, np.uint8) if holes else np.empty(0, np.uint8)
+            columns.pick(values, bits, places.offset, known[column.name][1], ids)
+        return ids
     if kind.id in _TYPES:
         return array
     if pa.types.is_uint64(kind):
         return array.view(pa.int64())
-    if not _is_text(kind):
+    if not is_text(kind):
         return array.cast(pa.int64())
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         array = array.cast(pa.large_binary())
@@ -304,9 +321,17 @@ def _ids(
     return ids
 
 
-def _all_ids(array: pa.Array, column: Column, rows: Records) -> np.ndarray:
+def _same(a: pa.Array, b: pa.Array) -> bool:
+    """Whether two arrays have the same bytes, which is told sooner than by each of their values."""
+    if a.type.id != b.type.id or (len(a), a.offset) != (len(b), b.offset):
+        return False
+    pairs = zip(a.buffers(), b.buffers(), strict=True)
+    return all(x is y if x is None or y is None else x.equals(y) for x, y in pairs)
+
+
+def _all_ids(array: pa.Array, column: Column, rows: Records, known: _Known) -> np.ndarray:
     """A categorical column's ids, (N,) int64."""
-    ids = _ids(array, column, rows)
+    ids = _ids(array, column, rows, known)
     if isinstance(ids, np.ndarray):
         return ids
     table, out = np.zeros((1, 8), np.int64), np.empty((len(ids), 1), np.int64)
@@ -326,7 +351,14 @@ def _no_bags(tables: int) -> Bags:
     return Bags(np.empty(0, np.int64), np.zeros(1, np.int64), tables)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is strings or bytes, of any lengths.
+
+    Examples
+    --------
+    >>> is_text(pa.string()), is_text(pa.int8())
+    (True, False)
+    """
     return kind.id in _TEXTS
 
 
@@ -349,7 +381,7 @@ def _broken(column: Column, kind: pa.DataType) -> str | None:
         number = whole or t.is_floating(kind)
         number |= t.is_decimal(kind) and column.kind != "label"
         return None if number else f"must be numbers, as its 'kind' is {column.kind}"
-    if _is_text(kind) or t.is_null(kind) or (whole and column.encoding == "integer"):
+    if is_text(kind) or t.is_null(kind) or (whole and column.encoding == "integer"):
         return None
     if _is_list(kind) and not column.bag:
         return "must not be a list, as its 'bag' is not true"

@@ -15,7 +15,7 @@ from cupyrec.data import fields
 
 __all__ = [
     "FLOAT32", "FLOAT64", "ID", "INT32", "INT64", "LABEL", "LIST", "NUMBER", "PLACE", "TYPE",
-    "WEIGHT", "WHAT", "fill", "write",
+    "WEIGHT", "WHAT", "fill", "pick", "write",
 ]  # fmt: skip
 
 #: What a column is.
@@ -154,3 +154,11 @@ def fill(ids, lists, flat):
                 for i in range(starts[row], end):
                     flat[at] = values[i]
                     at += 1
+
+
+@cpu.exact_loop
+def pick(places, bits, first, codes, ids):
+    """Write codes[places[i]] into each `ids[i]` but those whose validity bit first + i is 0."""
+    for i in range(len(places)):
+        if len(bits) == 0 or _is_there(bits, first + i):
+            ids[i] = codes[places[i]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from cupyrec import errors
-from cupyrec.data.arrow import ArrowReader, Records, batched
+from cupyrec.data.arrow import ArrowReader, Records, batched, is_text
 from cupyrec.data.batch import Batch, share_of
 from cupyrec.data.log_files import Paths, check_unchanged, log_files, state_of
 from cupyrec.data.prefetch import prefetch
@@ -24,6 +25,7 @@ __all__ = ["Parquet"]
 _ROWS = 1 << 14  # decoded at a time
 _AHEAD = 2  # how often, while others become batches
 _BUFFER = 1 << 20  # bytes of a column chunk that are read at a time
+_TEXT_BYTES = 4  # what a plain text takes at least: a column of fewer a row is dictionaries
 _UNBALANCED = 1.25  # times the mean of ranks' rows, from where on each takes rows of every batch
 
 
@@ -99,7 +101,9 @@ class Parquet:
         self.consecutive = False
         self._reader = ArrowReader(schema, labels)
         self._states = [state_of(path) for path in self.paths]
-        self._groups = [_rows_of_groups(path, self._reader) for path in self.paths]
+        self._groups, self._coded = zip(
+            *(_look_at(path, self._reader) for path in self.paths), strict=True
+        )
         self._rank = 0
         rows = sum(groups.sum() for groups in self._groups)
         self._borders = np.array([0, rows])  # between the rows of ranks
@@ -179,31 +183,43 @@ class Parquet:
         """Rows from `start` on and before `stop`, of all files, as they are decoded."""
         names = [column.name for column in self._reader.columns]
         border = 0
-        for path, groups in zip(self.paths, self._groups, strict=True):
+        for path, groups, coded in zip(self.paths, self._groups, self._coded, strict=True):
             ends = border + np.cumsum(groups)
             wanted = np.flatnonzero((ends > start) & (ends - groups < stop))
             before, border = border, int(ends[-1])
             if len(wanted):
                 at = int(ends[wanted[0]] - groups[wanted[0]])
-                for columns in _decoded(path, wanted.tolist(), names):
+                for columns in _decoded(path, wanted.tolist(), names, coded):
                     rows = Records(str(path), at - before, columns)
                     yield rows.part(max(start - at, 0), stop - at)
                     at += len(rows)
 
 
-def _rows_of_groups(path: Path, reader: ArrowReader) -> np.ndarray:
-    """Rows of each of a file's row groups, once its columns are seen to be those of the schema."""
+def _look_at(path: Path, reader: ArrowReader) -> tuple[np.ndarray, list[str]]:
+    """Rows of each of a file's row groups, and names of its columns of text that are best read as
+    dictionaries, once its columns are seen to be those of the schema."""
     with _whole(path), parquet.ParquetFile(path) as file:
         told, given = file.metadata, file.schema_arrow
     if not told.num_rows:
         raise ValueError(f"{path}: must have at least one row, got none.")
     reader.check(given, str(path))
-    groups = [told.row_group(number).num_rows for number in range(told.num_row_groups)]
-    return np.array(groups, np.int64)
+    groups = [told.row_group(number) for number in range(told.num_row_groups)]
+    texts = {c.name for c in reader.columns if not c.bag and is_text(given.field(c.name).type)}
+    size = collections.Counter()
+    for group in groups:
+        for chunk in map(group.column, range(group.num_columns)):
+            size[chunk.path_in_schema] += chunk.total_uncompressed_size
+    coded = [name for name in texts if size[name] < _TEXT_BYTES * told.num_rows]
+    return np.array([group.num_rows for group in groups], np.int64), coded
 
 
-def _decoded(path: Path, groups: list[int], names: list[str]) -> Iterator[pa.RecordBatch]:
-    with _whole(path), parquet.ParquetFile(path, buffer_size=_BUFFER) as file:
+def _decoded(
+    path: Path, groups: list[int], names: list[str], coded: list[str]
+) -> Iterator[pa.RecordBatch]:
+    with (
+        _whole(path),
+        parquet.ParquetFile(path, buffer_size=_BUFFER, read_dictionary=coded) as file,
+    ):
         yield from file.iter_batches(_ROWS, row_groups=groups, columns=names)
 
 

@@ -10,15 +10,15 @@ from cupyrec.data import fields
 __all__ = ["text_ids"]
 
 
-@cpu.exact_loop
+@cpu.exact_inline
 def _hex(data, at, stop):
     """Return the id that hex digits stand for, and whether they are 1 to 16 of them."""
-    code, good = np.uint64(0), stop - at <= 16
+    code, wrong = np.uint64(0), np.uint8(0)
     for i in range(at, stop):
         digit = fields.HEX_DIGITS[data[i]]
         code = (code << np.uint64(4)) | np.uint64(digit)
-        good &= digit < 16
-    return code, good
+        wrong |= digit
+    return code, wrong < 16 and stop - at <= 16
 
 
 @cpu.exact_loop
@@ -35,7 +35,7 @@ def _integer(data, at, stop):
     return (np.uint64(0) - code if negative else code), good
 
 
-@cpu.exact_loop
+@cpu.exact_inline
 def _hash(data, at, stop):
     code = fields.FNV_START
     for i in range(at, stop):
