@@ -27,8 +27,8 @@ _BATCHES = 1 << 10  # whose logits ranks send each other at a time
 
 
 def evaluate(
-    model: Module, data: Any, *, batch_size: int = 4096, group: int | None = None
-) -> dict[str, float]:
+    model: Module, data: Any, *, batch_size: int = 4096, group: int | None = None, bins: int = 0
+) -> dict[str, Any]:
     """Return what the metrics say of a model; no table changes, unseen ids get initial vectors.
 
     Weights of samples have no part in it.
@@ -41,6 +41,8 @@ def evaluate(
     group : int, optional
         The field of `ids` by which `metrics.gauc` groups samples: that of users, say. Of bags it
         is the first id.
+    bins : int
+        Of how many groups `metrics.reliability` tells, 0 for none.
 
     Returns
     -------
@@ -48,7 +50,9 @@ def evaluate(
         ``auc``, ``logloss``, ``normalized_entropy``, ``calibration``, ``gauc`` where `group` is
         given, and ``samples``. Of several tasks each is the mean over those that have it, NaN if
         none has: the AUC of labels of one class is NaN. Each task's own is then there too, as
-        ``auc_<task>`` and so on, by the data's `task_names`, or else numbers from 0 on.
+        ``auc_<task>`` and so on, by the data's `task_names`, or else numbers from 0 on. With
+        `bins` there is ``reliability`` too, or ``reliability_<task>`` of each: a list of
+        [samples, mean probability, share of positive labels].
 
     Raises
     ------
@@ -88,6 +92,9 @@ def evaluate(
         result[measure] = sum(known) / len(known) if known else math.nan
         if tasks > 1:
             result |= {f"{measure}_{name}": v for name, v in zip(names, of_tasks, strict=True)}
+    for task, name in enumerate(names if bins else []):
+        groups_told = metrics.reliability(labels[:, task], scores[:, task], bins).tolist()
+        result[f"reliability_{name}" if tasks > 1 else "reliability"] = groups_told
     return result | {"samples": len(scores)}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from cupyrec import errors
 from cupyrec.ops.bce_with_logits import bce_terms
 
-__all__ = ["auc", "calibration", "gauc", "logloss", "normalized_entropy"]
+__all__ = ["auc", "calibration", "gauc", "logloss", "normalized_entropy", "reliability"]
 
 logger = logging.getLogger("cupyrec")
 
@@ -208,6 +208,51 @@ def calibration(labels: np.ndarray, logits: np.ndarray) -> float:
     total = float(np.sum(labels, dtype=np.float64))
     if not total:
         return float("nan")
+    return float(_probabilities(logits).sum()) / total
+
+
+def reliability(labels: np.ndarray, logits: np.ndarray, bins: int = 10) -> np.ndarray:
+    """Return what was predicted and what happened, by groups of samples with near predictions.
+
+    Parameters
+    ----------
+    labels : (N,) array
+        In [0, 1].
+    logits : (N,) array of floats
+    bins : int
+        K, at most; each group has as many samples as the others, or one more.
+
+    Returns
+    -------
+    (K, 3) array of float64
+        Samples, mean probability and mean label of each group, from the lowest probabilities on;
+        fewer than K rows if there are fewer samples.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Lengths differ, or `bins` is not a positive integer.
+
+    Notes
+    -----
+    The reliability diagram of DeGroot and Fienberg 1983, "The Comparison and Evaluation of
+    Forecasters", with groups of equal size.
+
+    Examples
+    --------
+    >>> reliability(np.array([0.0, 1.0, 1.0, 1.0]), np.array([-1.0, 0.0, 0.0, 9.0]), bins=2)
+    array([[2.        , 0.38447071, 0.5       ],
+           [2.        , 0.7499383 , 1.        ]])
+    """
+    errors.axes("reliability", labels=(labels, "N"), logits=(logits, "N"))
+    bins = min(errors.positive("reliability", "bins", bins), len(logits))
+    order = np.argsort(logits, kind="stable")
+    groups = np.array_split(order, bins) if bins else []
+    probabilities = _probabilities(logits)
+    told = [(len(g), probabilities[g].mean(), np.mean(labels[g], dtype=np.float64)) for g in groups]
+    return np.array(told, np.float64).reshape(-1, 3)
+
+
+def _probabilities(logits: np.ndarray) -> np.ndarray:
     odds = np.exp(-np.abs(logits.astype(np.float64)))  # of the less likely, which can't overflow
-    probabilities = np.where(logits >= 0, 1, odds) / (1 + odds)
-    return float(probabilities.sum()) / total
+    return np.where(logits >= 0, 1, odds) / (1 + odds)

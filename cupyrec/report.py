@@ -180,7 +180,8 @@ def _learning(curves: Curves) -> str:
         if name in curves:
             marker = "o" if label == "valid" else None
             axes[0].plot(*curves[name], label=label, color=_COLOURS[label], marker=marker)
-    axes[0].legend(frameon=False)
+    if axes[0].lines:
+        axes[0].legend(frameon=False)
     for name in aucs:
         task = name.removeprefix("valid_auc").removeprefix("_")
         style = dict(label=task) if task else dict(label="valid", color=_COLOURS["valid"])
@@ -208,20 +209,26 @@ def _rate(curves: Curves) -> str:
 
 def _calibration(lines: list[dict[str, Any]]) -> Iterable[str]:
     """What was predicted and what happened, in bins of as many samples each."""
-    told = [line for line in lines if line.get("valid_reliability")]
+    key = "valid_reliability"
+    told = [line for line in lines if any(name.startswith(key) and line[name] for name in line)]
     if not told:
         return
-    bins = told[-1]["valid_reliability"]
+    tasks = {name.removeprefix(key)[1:]: bins for name, bins in told[-1].items()
+             if name.startswith(key)}  # fmt: skip
     figure, (axes,) = _figure(1, 4)
-    highest = max(max(predicted, observed) for _, predicted, observed in bins) or 1.0
-    axes.plot([0, highest], [0, highest], color="#999", linewidth=1, linestyle="--")
-    _, predicted, observed = zip(*bins, strict=True)
-    axes.plot(predicted, observed, marker="o", color=_COLOURS["valid"])
+    highest = max(max(predicted, observed) for b in tasks.values() for _, predicted, observed in b)
+    axes.plot([0, highest or 1], [0, highest or 1], color="#999", linewidth=1, linestyle="--")
+    for task, bins in tasks.items():
+        _, predicted, observed = zip(*bins, strict=True)
+        style = dict(label=task) if task else dict(color=_COLOURS["valid"])
+        axes.plot(predicted, observed, marker="o", **style)
+    if len(tasks) > 1:
+        axes.legend(frameon=False)
     axes.set(xlabel="mean predicted probability", ylabel="share of positive labels")
     axes.set_aspect("equal")
     yield (
-        f"<p>Of the valid samples at step {told[-1]['step']}, in {len(bins)} groups of as many "
-        "each, by what was predicted; on the dashed line predictions come true.</p>"
+        f"<p>Of the valid samples at step {told[-1]['step']}, in groups of as many each, by what "
+        "was predicted; on the dashed line predictions come true.</p>"
     )
     yield _svg(figure)
 

@@ -32,6 +32,7 @@ __all__ = ["fit", "train_step"]
 logger = logging.getLogger("cupyrec")
 
 _LOG_EVERY = 20  # steps a line of metrics
+_BINS = 10  # groups of samples in which predictions are compared with labels
 
 
 def train_step(model: Module, batch: Batch, optimizer: Optimizer) -> Tensor:
@@ -354,7 +355,8 @@ class _Job:
 
     def _evaluate(self) -> bool:
         """Evaluate on `valid`; return whether the model was never better."""
-        result, progress = evaluate(self.model, self.valid, group=self.group), self.progress
+        result = evaluate(self.model, self.valid, group=self.group, bins=_BINS)
+        progress = self.progress
         # An AUC of NaN, where `valid` has one class, tells nothing: the last step is kept then.
         self.last_auc = auc = None if math.isnan(result["auc"]) else result["auc"]
         if auc is not None and hasattr(self.optimizer.schedule, "observe"):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import sentence
 
+from cupyrec import metrics
 from cupyrec.metrics import auc, calibration, gauc, logloss, normalized_entropy
 
 
@@ -161,3 +162,26 @@ def test_calibration_is_what_is_expected_over_what_is_seen():
     assert calibration(labels, logits) == pytest.approx(expected, rel=1e-14)
     assert math.isnan(calibration(np.zeros(2), np.zeros(2)))
     assert math.isnan(calibration(np.zeros(0), np.zeros(0)))
+
+
+@pytest.mark.parametrize("n", [0, 1, 9, 10, 103])
+def test_reliability_against_loops(n):
+    generator = np.random.default_rng(n)
+    logits = generator.integers(-4, 5, n).astype(np.float32) * 300  # with ties, and overflow
+    labels = (generator.random(n) < 0.3).astype(np.float32)
+    rows, at = metrics.reliability(labels, logits), 0
+    assert rows.shape == (min(n, 10), 3)
+    order = sorted(range(n), key=lambda i: logits[i])
+    for samples, predicted, observed in rows:
+        group = order[at : at + int(samples)]
+        at += int(samples)
+        exact = [1 / (1 + math.exp(-float(logits[i]))) if logits[i] > -700 else 0 for i in group]
+        assert predicted == pytest.approx(sum(exact) / len(group), rel=1e-12, abs=1e-300)
+        assert observed == pytest.approx(sum(float(labels[i]) for i in group) / len(group))
+    assert at == n
+    assert np.ptp(rows[:, 0]) <= 1 if n else True
+
+
+def test_reliability_of_no_group():
+    with pytest.raises(ValueError, match="reliability: 'bins' must be a positive integer, got 0"):
+        metrics.reliability(np.zeros(3), np.zeros(3), 0)

@@ -116,7 +116,16 @@ def test_the_command_draws_what_fit_has_logged(tmp_path, capsys):
     page = Page((run.path / "report.html").read_text())
     (total,) = [row for row in page.rows if row[0] == "all"]
     assert total[1] == str(len({*data[1][:, 0]}) + len({*data[1][:, 1]}))
+    assert "Calibration" in page.text
     assert "Bytes exchanged" not in page.text  # of one rank
+
+
+def test_curves_of_several_tasks(tmp_path):
+    line = {"step": 9, "valid_auc": 0.6, "valid_auc_click": 0.7, "valid_auc_buy": 0.5}
+    bins = {f"valid_reliability_{task}": [[4, 0.2, 0.25]] for task in ("click", "buy")}
+    page = page_of(tmp_path, [line | bins])
+    for task in ("click", "buy"):
+        assert page.text.count(task) == 2
 
 
 @pytest.mark.parametrize("content", [None, "", '{"st'])

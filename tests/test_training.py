@@ -360,8 +360,11 @@ def test_fit_says_what_it_cannot_do():
     batch = Batch(arrays[0], arrays[1], arrays[2][:, None])
     others = {"train.tsv": "a path, 'train.tsv'", None: "NoneType", batch: "a Batch (of whose"}
     for data, told in others.items():
-        text = "data: must be a dataset such as cupyrec.data.TSV(path, schema), or arrays (dense, "
-        with pytest.raises(TypeError, match=re.escape(f"{text}ids, labels), got {told}")):
+        text = (
+            "data: must be a dataset such as cupyrec.data.TSV(path, schema) or, of a data frame, "
+            "cupyrec.data.Frame(frame, schema), or arrays (dense, ids, labels), got "
+        )
+        with pytest.raises(TypeError, match=re.escape(text + told)):
             cupyrec.fit(model, data)
     with pytest.raises(TypeError, match=r"^fit: 'epochs' must be an integer, got 1.5.$"):
         cupyrec.fit(model, arrays, epochs=1.5)
