@@ -183,5 +183,5 @@ def test_reliability_against_loops(n):
 
 
 def test_reliability_of_no_group():
-    with pytest.raises(ValueError, match="reliability: 'bins' must be a positive integer, got 0"):
+    with pytest.raises(ValueError, match="reliability: 'bins' must be at least 1, got 0"):
         metrics.reliability(np.zeros(3), np.zeros(3), 0)
