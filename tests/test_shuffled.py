@@ -98,6 +98,11 @@ def test_bags_take_memory_for_the_rows_that_are_there(monkeypatch):
         assert len(rooms[0]._ids) <= 2 * 3 * (100 + 3 * 20)
 
 
+@pytest.mark.parametrize("bags", [False, True])
+def test_a_buffer_far_larger_than_the_data_takes_no_memory(bags):
+    assert sorted(numbers(Shuffled(Log(50, bags), 10**15).batches(7))) == list(range(50))
+
+
 def test_arguments():
     data = Arrays(None, np.zeros((3, 1), np.int64))
     assert (Shuffled(data, 2).num_tables, Shuffled(Log(1), 2).task_names) == (1, ("click",))

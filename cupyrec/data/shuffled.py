@@ -133,7 +133,7 @@ class Shuffled:
 
         for batch in batches:
             if room is None:
-                room = _Room(batch, self.buffer + 2 * size)
+                room = _Room(batch)
             room.put(batch)
             places.append((len(batch), batch.first, batch.total))
             while places and room.filled - places[0][0] >= self.buffer:
@@ -143,22 +143,27 @@ class Shuffled:
 
 
 class _Room:
-    """Slots for rows, those that are filled and those that are free.
+    """Slots for rows, those that are filled and those that are free; more are made as needed.
 
     `_order` lists the filled slots, of which any may be drawn, and behind them the free ones.
     """
 
-    def __init__(self, like: Batch, count: int) -> None:
+    def __init__(self, like: Batch) -> None:
         self._columns = {
-            name: (_BagSlots if isinstance(column, Bags) else _Slots)(column, count)
+            name: (_BagSlots if isinstance(column, Bags) else _Slots)(column)
             for name in ("dense", "ids", "labels", "weights")
             if (column := getattr(like, name)) is not None
         }
-        self._order, self.filled = np.arange(count), 0
+        self._order, self.filled = np.arange(0), 0
 
     def put(self, batch: Batch) -> None:
-        slots = self._order[self.filled : self.filled + len(batch)]
-        self.filled += len(batch)
+        needed, there = self.filled + len(batch), len(self._order)
+        if needed > there:  # a buffer may be far larger than the data
+            self._order = np.append(self._order, np.arange(there, 2 * needed))
+            for column in self._columns.values():
+                column.grow(2 * needed)
+        slots = self._order[self.filled : needed]
+        self.filled = needed
         for name, column in self._columns.items():
             column.put(slots, getattr(batch, name))
 
@@ -176,8 +181,11 @@ class _Room:
 class _Slots:
     """Rows of one length."""
 
-    def __init__(self, like: np.ndarray, count: int) -> None:
-        self._rows = np.empty((count, *like.shape[1:]), like.dtype)
+    def __init__(self, like: np.ndarray) -> None:
+        self._rows = np.empty((0, *like.shape[1:]), like.dtype)
+
+    def grow(self, count: int) -> None:
+        self._rows = _grown(self._rows, count)
 
     def put(self, slots: np.ndarray, rows: np.ndarray) -> None:
         self._rows[slots] = rows
@@ -193,11 +201,14 @@ class _BagSlots:
     as they need, so that each id is moved a few times at most.
     """
 
-    def __init__(self, like: Bags, count: int) -> None:
+    def __init__(self, like: Bags) -> None:
         self._ids = np.empty(0, np.int64)
         self._used = 0
-        self._starts = np.zeros(count, np.int64)
-        self._lengths = np.zeros((count, like.num_fields), np.int64)
+        self._starts = np.zeros(0, np.int64)
+        self._lengths = np.zeros((0, like.num_fields), np.int64)
+
+    def grow(self, count: int) -> None:
+        self._starts, self._lengths = _grown(self._starts, count), _grown(self._lengths, count)
 
     def put(self, slots: np.ndarray, rows: Bags) -> None:
         self._lengths[slots] = 0  # what they had need not move
@@ -223,6 +234,12 @@ class _BagSlots:
         starts = np.cumsum(lengths) - lengths
         places = np.repeat(self._starts[slots] - starts, lengths)
         return self._ids[places + np.arange(len(places))], starts
+
+
+def _grown(rows: np.ndarray, count: int) -> np.ndarray:
+    out = np.zeros((count, *rows.shape[1:]), rows.dtype)
+    out[: len(rows)] = rows
+    return out
 
 
 @cpu.exact_loop
