@@ -126,11 +126,11 @@ class ArrowReader:
         self._schema = schema
         self._known: _Known = {}
         self._tasks = len(schema.task_names) if labels else 0
-        dense, tables = iter(range(schema.num_dense)), schema.table_names
-        tasks = iter(range(self._tasks))
+        dense, tasks = iter(range(schema.num_dense)), iter(range(self._tasks))
+        tables = {name: place for place, name in enumerate(schema.table_names)}
         rows = []
         for column in self.columns:
-            table = tables.index(column.table) if column.table else -1
+            table = tables.get(column.table, -1)
             if column.kind == "categorical":
                 rows.append((columns.LIST if column.bag else columns.ID, table, 0, -1))
             elif column.kind == "numeric":
@@ -257,6 +257,8 @@ def _values(array: pa.Array, column: Column, rows: Records, known: _Known) -> _V
     if not column.bag:
         ids = _ids(array, column, rows, known, scalar=True)
         return _Values(ids=ids) if isinstance(ids, np.ndarray) else _Values(ids)
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.list_(pa.null()))
     if pa.types.is_fixed_size_list(array.type):
         starts = (array.offset + np.arange(len(array) + 1)) * array.type.list_size
     else:
@@ -275,9 +277,12 @@ def _ids(
     """A categorical column as integers, which may have holes, or as ids."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        if column.name not in known or not _same(known[column.name][0], array.dictionary):
-            ids = _all_ids(array.dictionary, column, rows, known)
-            known[column.name] = array.dictionary, ids
+        words = _without_views(array.dictionary)
+        if column.name not in known or not _same(known[column.name][0], words):
+            try:
+                known[column.name] = words, _all_ids(words, column, rows, known)
+            except ValueError:  # of a word that these rows need not have
+                return _ids(words.take(array.indices), column, rows, known, scalar)
         places = array.indices
         short = places.type.id == pa.int32().id
         places = places if short else places.cast(pa.int64())
@@ -296,8 +301,7 @@ def _ids(
         return array.view(pa.int64())
     if not is_text(kind):
         return array.cast(pa.int64())
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        array = array.cast(pa.large_binary())
+    array = _without_views(array)
     large = array.type.id in (pa.large_string().id, pa.large_binary().id)
     bits, offsets, data = array.buffers()
     ids = np.empty(len(array), np.int64)
@@ -351,6 +355,11 @@ def _no_bags(tables: int) -> Bags:
     return Bags(np.empty(0, np.int64), np.zeros(1, np.int64), tables)
 
 
+def _without_views(array: pa.Array) -> pa.Array:
+    view = pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type)
+    return array.cast(pa.large_binary()) if view else array
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Return whether a type is strings or bytes, of any lengths.
 
@@ -370,7 +379,7 @@ def _is_list(kind: pa.DataType) -> bool:
 def _broken(column: Column, kind: pa.DataType) -> str | None:
     """The rule that a column of this type breaks."""
     t = pa.types
-    if column.bag:
+    if column.bag and not t.is_null(kind):
         if not _is_list(kind):
             return "must be a list, as its 'bag' is true"
         kind = kind.value_type
@@ -378,8 +387,7 @@ def _broken(column: Column, kind: pa.DataType) -> str | None:
         kind = kind.value_type
     whole = t.is_integer(kind) or t.is_boolean(kind) or t.is_null(kind)
     if column.kind != "categorical":
-        number = whole or t.is_floating(kind)
-        number |= t.is_decimal(kind) and column.kind != "label"
+        number = whole or t.is_floating(kind) or t.is_decimal(kind)
         return None if number else f"must be numbers, as its 'kind' is {column.kind}"
     if is_text(kind) or t.is_null(kind) or (whole and column.encoding == "integer"):
         return None

@@ -86,14 +86,14 @@ def _write_column(values, told, low, high, dense, ids, labels, weights):
         finite = True
         if holes:
             for i in range(low, high):
-                value = np.float32(values[i])
+                value = np.float32(float(values[i]))  # as `fields.parse`
                 there = _is_there(bits, first + i) != 0
                 value = value if there else np.float32(0)
                 finite &= np.isfinite(value)
                 dense[i, place] = value
         else:
             for i in range(low, high):
-                value = np.float32(values[i])
+                value = np.float32(float(values[i]))
                 finite &= np.isfinite(value)
                 dense[i, place] = value
         if not finite:
@@ -110,7 +110,10 @@ def _write_column(values, told, low, high, dense, ids, labels, weights):
     else:
         for i in range(low, high):
             value = float(values[i])
-            good = (value == 0 or value == 1) if what == LABEL else 0 <= np.float32(value) < np.inf
+            if what == LABEL:
+                good = value == 0 or value == 1
+            else:
+                good = value >= 0 and np.isfinite(np.float32(value))
             if not good or (holes and not _is_there(bits, first + i)):
                 return i
             if what == LABEL:
