@@ -1,6 +1,7 @@
 """Memory-mapped .npy files, in the layout of Criteo's 1TB log."""
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -134,13 +135,16 @@ def test_values_are_checked_as_they_are_read(write) -> None:
 
 def test_damaged_and_changed_files(write, tmp_path) -> None:
     prefix = write("day", 400)
+    np.savez(tmp_path / "archive.npz", prefix=[1])
+    archive = (tmp_path / "archive.npz").read_bytes()
     data = NumPyFiles(prefix)
     path = tmp_path / "day_sparse.npy"
     state, content = path.stat(), path.read_bytes()
     os.utime(path, ns=(0, state.st_mtime_ns + 1))
     with pytest.raises(ValueError, match=f"{path}: must stay as it was when the dataset was made"):
         data.batches(3)
-    for broken in (content[:-1], content[:9], b"", b"1,2,3\n"):
+    endless = content[:10] + re.sub(rb"\(\d+", b"(" + b"9" * 20, content[10:])
+    for broken in (content[:-1], content[:9], b"", b"1,2,3\n", endless, archive):
         path.write_bytes(broken)
         with pytest.raises(ValueError, match=rf"{path}: must be a whole \.npy file, got: .*\.$"):
             NumPyFiles(prefix)

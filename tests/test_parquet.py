@@ -297,6 +297,16 @@ def test_files_must_not_change_between_epochs(write) -> None:
         data.batches(3)
 
 
+def test_a_file_must_not_change_while_others_are_read(write, monkeypatch) -> None:
+    monkeypatch.setattr(parquet, "_ROWS", 10)
+    paths = write([100], [4, 4])
+    batches = Parquet(paths, SCHEMA).batches(10)
+    next(batches)
+    pq.write_table(pa.table({"label": [0], "item": ["7"]}), paths[1])
+    with pytest.raises(ValueError, match=rf"{paths[1]}: must stay as it was when the dataset was"):
+        list(batches)
+
+
 def test_arguments_of_batches(write) -> None:
     data = Parquet(write([3]), SCHEMA)
     with pytest.raises(ValueError, match=r"Parquet.batches: 'batch_size' must be"):

@@ -98,6 +98,15 @@ def test_files_that_change_are_refused(write):
         data.batches(9)
 
 
+def test_a_file_must_not_change_while_others_are_read(write):
+    paths = [write("1\ta\n" * 5), write("1\tb\n", "other.tsv")]
+    batches = TSV(paths, Schema((LABEL, CODE))).batches(2)
+    next(batches)
+    write("0\tbc\n", "other.tsv")
+    with pytest.raises(ValueError, match=re.escape(f"{paths[1]}: must stay as it was")):
+        list(batches)
+
+
 def workers() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("cupyrec-in-order")]
 

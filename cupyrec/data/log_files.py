@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["Paths", "check_unchanged", "log_files", "state_of"]
@@ -19,7 +19,7 @@ def log_files(where: str, paths: Paths) -> list[Path]:
     FileNotFoundError, IsADirectoryError
         One is no file.
     ValueError
-        There are none.
+        There are none, or one is a pipe.
 
     Examples
     --------
@@ -38,11 +38,13 @@ def log_files(where: str, paths: Paths) -> list[Path]:
             raise FileNotFoundError(f"{path}: must be a file, found nothing there.")
         if path.is_dir():
             raise IsADirectoryError(f"{path}: must be a file, got a folder.")
+        if not path.is_file():  # it is read more than once
+            raise ValueError(f"{path}: must be a file, got a pipe or a device.")
     return files
 
 
 def state_of(path: Path) -> tuple[int, int] | None:
-    """Return what tells that a file was changed, None of what is no file, as a pipe.
+    """Return what tells that a file was changed, None if it is none any more.
 
     Examples
     --------
@@ -54,17 +56,17 @@ def state_of(path: Path) -> tuple[int, int] | None:
     return stat.st_size, stat.st_mtime_ns
 
 
-def check_unchanged(paths: Sequence[Path], states: Sequence[tuple[int, int] | None]) -> None:
-    """Raise ValueError if a file's state is another than that told.
+def check_unchanged(states: Mapping[Path, tuple[int, int] | None]) -> None:
+    """Raise ValueError if the state of a file is another than that told.
 
     Examples
     --------
-    >>> check_unchanged([Path("/dev/null")], [(0, 0)])
+    >>> check_unchanged({Path("/dev/null"): (0, 0)})
     Traceback (most recent call last):
         ...
     ValueError: /dev/null: must stay as it was when the dataset was made, got a file of another size or time of change.
     """  # noqa: E501 - an error sentence
-    for path, state in zip(paths, states, strict=True):
+    for path, state in states.items():
         if state_of(path) != state:
             raise ValueError(
                 f"{path}: must stay as it was when the dataset was made, got a file of another "

@@ -76,7 +76,7 @@ class NumPyFiles:
         self.paths = log_files("NumPyFiles", [
             f"{prefix}_{name}.npy" for prefix in prefixes for name in self._names
         ])  # fmt: skip
-        self._states = [state_of(path) for path in self.paths]
+        self._states = {path: state_of(path) for path in self.paths}
         width = len(self._names)
         self._days = [_open(self.paths[at : at + width]) for at in range(0, len(self.paths), width)]
         self.num_dense = self._days[0].arrays[0].shape[1]
@@ -124,7 +124,7 @@ class NumPyFiles:
         size = errors.positive("NumPyFiles.batches", "batch_size", batch_size)
         if skip < 0:
             raise ValueError(f"NumPyFiles.batches: 'skip' must be at least 0, got {skip}.")
-        check_unchanged(self.paths, self._states)
+        check_unchanged(self._states)
         rows = int(self._ends[-1])
         starts = range(skip * size, rows, size)
         return (self._batch(start, min(start + size, rows)) for start in starts)
@@ -209,12 +209,10 @@ def _open(paths: Sequence[Path]) -> _Day:
         paths, ("f", "iu", "biuf"), ("floats", "integers", "numbers"), strict=False
     ):
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
+            array = np.lib.format.open_memmap(path, mode="r")
+        except (ValueError, OverflowError) as error:
             said = " ".join(str(error).split()).rstrip(".")
             raise ValueError(f"{path}: must be a whole .npy file, got: {said}.") from None
-        if not isinstance(array, np.ndarray):
-            raise ValueError(f"{path}: must be a whole .npy file, got an archive.")
         if array.dtype.kind not in kinds:
             raise TypeError(f"{path}: must be {told}, got {array.dtype}.")
         if told == "numbers" and array.ndim == 1:

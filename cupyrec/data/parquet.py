@@ -100,7 +100,7 @@ class Parquet:
         self.task_names = schema.task_names
         self.consecutive = False
         self._reader = ArrowReader(schema, labels)
-        self._states = [state_of(path) for path in self.paths]
+        self._states = {path: state_of(path) for path in self.paths}
         self._groups, self._coded = zip(
             *(_look_at(path, self._reader) for path in self.paths), strict=True
         )
@@ -154,7 +154,7 @@ class Parquet:
         size = errors.positive("Parquet.batches", "batch_size", batch_size)
         if skip < 0:
             raise ValueError(f"Parquet.batches: 'skip' must be at least 0, got {skip}.")
-        check_unchanged(self.paths, self._states)
+        check_unchanged(self._states)
         return self._batches(size, skip)
 
     def _batches(self, size: int, skip: int) -> Iterator[Batch]:
@@ -189,6 +189,7 @@ class Parquet:
             before, border = border, int(ends[-1])
             if len(wanted):
                 at = int(ends[wanted[0]] - groups[wanted[0]])
+                check_unchanged({path: self._states[path]})  # since those before it were read
                 for columns in _decoded(path, wanted.tolist(), names, coded):
                     rows = Records(str(path), at - before, columns)
                     yield rows.part(max(start - at, 0), stop - at)

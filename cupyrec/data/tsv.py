@@ -69,9 +69,9 @@ class TSV:
     FileNotFoundError, IsADirectoryError
         A path is no file.
     ValueError
-        A file is empty, its header lacks a column of the schema or has a name twice, or the schema
-        has no label and `labels` is true. While reading: a line is malformed, a compressed file
-        damaged, or a file has no rows.
+        A file is a pipe or empty, its header lacks a column of the schema or has it twice, or the
+        schema has no label and `labels` is true. While reading: a line is malformed, a compressed
+        file damaged, or a file has changed since or has no rows.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class TSV:
     ) -> None:
         self.paths = log_files("TSV", paths)
         for path in self.paths:
-            if path.is_file() and path.stat().st_size == 0:  # others show when they are read
+            if path.stat().st_size == 0:  # compressed ones show when they are read
                 raise ValueError(f"{path}: must have at least one row, got an empty file.")
         if labels and not any(column.kind == "label" for column in schema.columns):
             raise ValueError(f"{self.paths[0]}: its schema must have a label column, got none.")
@@ -113,10 +113,9 @@ class TSV:
         self._first_skipped = ""
         self._rank, self._ranks = 0, 1
         self._shape, self._layouts = Shape(schema), Layouts(schema, labels)
-        self._states = [state_of(path) for path in self.paths]
-        for path, state in zip(self.paths, self._states, strict=True):
-            if schema.header and state is not None:  # else it is seen when it is read
-                self._layouts.of(next(read_lines(path)))
+        self._states = {path: state_of(path) for path in self.paths}
+        for path in self._states if schema.header else ():
+            self._layouts.of(next(read_lines(path)))
 
     def of_rank(self, rank: int, ranks: int) -> TSV:
         """Return the dataset for one of several ranks: its rows of each batch, see `Batch.of_rank`.
@@ -166,7 +165,7 @@ class TSV:
         batch_size = errors.positive("TSV.batches", "batch_size", batch_size)
         if skip < 0:
             raise ValueError(f"TSV.batches: 'skip' must be at least 0, got {skip}.")
-        check_unchanged(self.paths, self._states)
+        check_unchanged(self._states)
         return (self._strict if self.on_error == "raise" else self._lenient)(batch_size, skip)
 
     def _strict(self, size: int, skip: int) -> Iterator[Batch]:
@@ -232,6 +231,7 @@ class TSV:
 
     def _blocks(self, path: Path) -> Iterator[Lines]:
         """The lines of a file that are rows."""
+        check_unchanged({path: self._states[path]})  # since those before it were read
         empty = True
         for lines in read_lines(path):
             if self.schema.header and lines.number == 1:
