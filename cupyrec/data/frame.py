@@ -65,8 +65,8 @@ class Frame:
             raise ValueError("Frame: its schema must have a label column, got none.")
         try:
             self._table = pa.table(data)
-        except pa.ArrowException as error:
-            told = " ".join(str(error).split()).rstrip(".")
+        except (pa.ArrowException, ValueError, TypeError) as error:  # ours and the frame's own
+            told = "; ".join(map(str, error.args)).rstrip(".")
             raise TypeError(f"Frame: 'data' must go into an Arrow table, got: {told}.") from None
         self._reader = ArrowReader(schema, labels)
         self._reader.check(self._table.schema, "Frame")

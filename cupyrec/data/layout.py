@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,7 +66,7 @@ class Layouts:
         Raises
         ------
         ValueError
-            The file's header lacks a column, or has a name twice.
+            The file's header lacks a column, or has it twice.
         """
         layout = self._known.get(lines.header)
         if layout is None:
@@ -81,43 +82,41 @@ class Layouts:
     def _named(self, first: list[bytes], lines: Lines) -> Layout:
         names = [(content(name) or name).decode("utf-8", "backslashreplace") for name in first]
         columns = {column.name: column for column in self._schema.columns}
-        for at, name in enumerate(names):
-            if name in names[:at]:
-                raise ValueError(
-                    f"{lines.path}, line 1: a header must name a column once, got {name!r} twice."
-                )
+        counts = collections.Counter(names)
+        unread = ("ignore",) if self._labels else ("ignore", "label", "weight")
         for name, column in columns.items():
-            needed = column.kind != "ignore" and (
-                self._labels or column.kind not in ("label", "weight")
-            )
-            if needed and name not in names:
+            if column.kind not in unread and counts[name] != 1:
                 raise ValueError(
-                    f"{lines.path}, line 1: the header must name the schema's columns, "
-                    f"got no {name!r}."
+                    f"{lines.path}, line 1, column {name!r}: must be there once, for the schema "
+                    f"names it, got {counts[name]} of that name among {len(names)} columns."
                 )
         return self._layout(names, [columns.get(name) for name in names])
 
     def _layout(self, names: Sequence[str], columns: Sequence[Column | None]) -> Layout:
         schema = self._schema
-        dense = [column.name for column in schema.columns if column.kind == "numeric"]
+        dense = _places(column.name for column in schema.columns if column.kind == "numeric")
+        tables, tasks = _places(schema.table_names), _places(schema.task_names)
         rows = []
         for column in columns:
             kind = column.kind if column is not None else "ignore"
             row = (fields.IGNORE, 0, 0, -1, -1)
             if kind == "categorical":
-                place = schema.table_names.index(column.table)
                 separator = ord(column.separator) if column.bag else -1
-                row = (_ENCODINGS[column.encoding], place, 0, -1, separator)
+                row = (_ENCODINGS[column.encoding], tables[column.table], 0, -1, separator)
             elif kind == "numeric":
-                bucket = schema.table_names.index(column.table) if column.table else -1
+                bucket = tables.get(column.table, -1)
                 logarithm = column.transform == "log"
-                row = (fields.NUMERIC, dense.index(column.name), logarithm, bucket, -1)
+                row = (fields.NUMERIC, dense[column.name], logarithm, bucket, -1)
             elif kind == "label" and self._labels:
-                row = (fields.LABEL, schema.task_names.index(column.name), 0, -1, -1)
+                row = (fields.LABEL, tasks[column.name], 0, -1, -1)
             elif kind == "weight" and self._labels:
                 row = (fields.WEIGHT, 0, 0, -1, -1)
             rows.append(row)
         return Layout(names, columns, np.array(rows, np.int64))
+
+
+def _places(names: Iterable[str]) -> dict[str, int]:
+    return {name: place for place, name in enumerate(names)}
 
 
 def split(line: bytes, schema: Schema) -> list[bytes]:
