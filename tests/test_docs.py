@@ -62,7 +62,7 @@ def test_the_schema_says_what_each_column_is(folder):
 
 
 def test_the_rows_are_what_the_page_says(folder):
-    source, _ = blocks("python")
+    source, *_ = blocks("python")
     test = doctest.DocTestParser().get_doctest(source, {}, "data.md", None, 0)
     result = doctest.DocTestRunner().run(test)
     assert (result.failed, result.attempted) == (0, 6)
@@ -96,6 +96,24 @@ def test_the_commands_on_a_log_of_ones_own(folder, capsys):
     capsys.readouterr()
 
 
+def test_the_model_of_ones_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    kinds = [Column("click", "label"), Column("sale", "label"), Column("price", "numeric")]
+    kinds += [
+        Column(name, "categorical", "integer", bag=name == "items") for name in "u items".split()
+    ]
+    Schema(kinds, ",").save("schema.toml")
+    lines = [f"{i % 2},{i // 2 % 2},.5,{i % 2},{i // 2 % 2}|9\n" for i in range(200)]
+    for name in ("train", "valid", "test"):
+        Path(f"{name}.csv").write_text("".join(lines))
+    _, source, _ = blocks("python")
+    assert len(source.strip().splitlines()) <= 25
+    names: dict = {}
+    exec(source, names)
+    click, sale = map(float, capsys.readouterr().out.split())
+    assert (click, sale) == (names["metrics"]["auc_click"], names["metrics"]["auc_sale"])
+
+
 def test_the_commands_on_synthetic_data(folder, capsys):
     *_, synthetic, movielens = blocks("sh")
     assert [trial.command(*words) for words in commands(synthetic)] == [0, 0, 0]
@@ -124,7 +142,7 @@ def test_the_commands_on_other_files(tmp_path, monkeypatch, capsys):
     _, inspection, terabyte, _, _ = blocks("sh")
     assert [trial.command(*words) for words in commands(inspection + terabyte)] == [0, 0]
     schema = Schema.load("schema.toml")
-    _, frames = blocks("python")
+    *_, frames = blocks("python")
     names = {"cupyrec": cupyrec, "frame": table, "new": table.drop_columns("click"),
              "model": cupyrec.models.DLRM(schema.num_dense, schema.num_tables)}  # fmt: skip
     exec(frames, names)

@@ -11,10 +11,12 @@ from cupyrec.data.rank_slices import RankSlices
 from cupyrec.data.schema import Column, Schema, criteo_schema
 from cupyrec.data.shuffled import Shuffled
 from cupyrec.data.tsv import TSV
+from cupyrec.ragged import Bags
 
 __all__ = [
     "TSV",
     "Arrays",
+    "Bags",
     "Batch",
     "Column",
     "Frame",
