@@ -32,6 +32,8 @@ th { font-weight: 600; }
 td.bar { background: linear-gradient(to left, var(--bar) var(--part), transparent 0); }
 details { margin-top: 2rem; } pre { font-size: .8rem; overflow-x: auto; }
 """
+# Text as text; a "$" in a task's name begins no formula; the same numbers give the same bytes.
+_DRAWN = {"svg.fonttype": "none", "text.parse_math": False, "svg.hashsalt": "cupyrec"}
 _COLOURS = {"train": "#4c78a8", "valid": "#e4572e", "other": "#72a97c"}
 
 Curves = dict[str, tuple[list[int], list[float]]]  # metric -> steps, values
@@ -68,8 +70,12 @@ def write_report(path: str | os.PathLike[str]) -> Path:
     if not lines:
         raise ValueError(f"report: '{folder}' must have metrics, got none yet.")
     config = folder / "config.toml"
-    text = _page(folder.resolve().name, lines, _table_names(folder),
-                 config.read_text("utf-8") if config.is_file() else "")  # fmt: skip
+    settings = config.read_text("utf-8") if config.is_file() else ""
+
+    import matplotlib
+
+    with matplotlib.rc_context(_DRAWN):
+        text = _page(folder.resolve().name, lines, _table_names(folder), settings)
     target, temporary = folder / "report.html", folder / ".report.tmp"
     try:
         with errors.naming(target):
@@ -161,11 +167,8 @@ def _figure(rows: int, height: float) -> tuple[Any, list[Any]]:
 
 def _svg(figure: Any) -> str:
     """The figure as an element of the page; the same metrics give the same bytes."""
-    import matplotlib
-
     stream = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "cupyrec"}):
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     text = stream.getvalue()
     return text[text.index("<svg") :]
 

@@ -128,6 +128,11 @@ def test_curves_of_several_tasks(tmp_path):
         assert page.text.count(task) == 2
 
 
+def test_a_dollar_in_a_tasks_name_begins_no_formula(tmp_path):
+    page = page_of(tmp_path, [{"step": 9, "valid_auc": 0.6, "valid_auc_$_{x$": 0.7}])
+    assert "$_{x$" in page.text
+
+
 @pytest.mark.parametrize("content", [None, "", '{"st'])
 def test_no_run(tmp_path, content, capsys):
     if content is not None:
