@@ -251,6 +251,11 @@ def test_one_gradient_a_look_up():
             TypeError,
             "'weights' must be one of torch.float32, got torch.float16",
         ),
+        (
+            (torch.zeros(2, dtype=torch.int64), torch.tensor([0, 2]), np.ones(2, np.float32)),
+            TypeError,
+            "'weights' must be a torch.Tensor, got ndarray",
+        ),
     ],
 )
 def test_what_is_refused(given, error, sentence):
@@ -299,8 +304,10 @@ def test_a_state_dict_holds_the_tables(tmp_path):
 
 def test_states_that_do_not_fit_are_refused():
     state = MultiTableEmbedding(2, 4).state_dict()
-    with pytest.raises(ValueError, match=r"widths \[3\], got \[4\]"):
+    with pytest.raises(ValueError, match=r"widths \[3, 3\], got \[4, 4\]"):
         MultiTableEmbedding(2, 3).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"widths \[4\], got \[4, 4\]"):
+        MultiTableEmbedding(1, 4).load_state_dict(state)
     state["_extra_state"] |= {"rank": 1, "ranks": 2}
     with pytest.raises(ValueError, match="got rank 1 of 2 in rank 0 of 1"):
         MultiTableEmbedding(2, 4).load_state_dict(state)

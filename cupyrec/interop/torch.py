@@ -136,12 +136,13 @@ class MultiTableEmbedding(torch.nn.Module):
         """
         self.tables.train(self.training)
         ids, offsets = self._array("ids", ids), self._array("offsets", offsets)
+        factors = self._array("weights", weights)
         learns = self.training or (weights is not None and weights.requires_grad)
         if learns and torch.is_grad_enabled():
             hook = torch.empty(0, requires_grad=True)  # torch records what has such an input
             return _LookUp.apply(hook, weights, self, ids, offsets)
         with no_grad():
-            vectors = self.tables(ids, offsets, self._array("weights", weights))
+            vectors = self.tables(ids, offsets, factors)
         return _tensor(vectors.data)
 
     def _array(self, name: str, tensor: torch.Tensor | None) -> Any:
@@ -188,7 +189,8 @@ class MultiTableEmbedding(torch.nn.Module):
                 "vectors": torch.from_numpy(rows.vectors),
                 "initial": group.initial.to_dict(), "seed": group.initial.seed,
             })  # fmt: skip
-        return {"rank": ranks.rank, "ranks": ranks.size, "groups": groups}
+        widths = list(self.tables.widths)
+        return {"rank": ranks.rank, "ranks": ranks.size, "widths": widths, "groups": groups}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take what `get_extra_state` returned in place of all rows, whose state starts anew.
@@ -210,11 +212,10 @@ class MultiTableEmbedding(torch.nn.Module):
                 f"has those of all), got rank {got[0]} of {got[1]} in rank {ranks.rank} of "
                 f"{ranks.size}."
             )
-        widths = [entry["vectors"].shape[1] for entry in state["groups"]]
-        if widths != list(self.tables.groups):
+        if state["widths"] != list(self.tables.widths):
             raise ValueError(
-                f"{_NAME}: a state must have tables of widths {list(self.tables.groups)}, "
-                f"got {widths}."
+                f"{_NAME}: a state must have tables of widths {list(self.tables.widths)}, "
+                f"got {state['widths']}."
             )
         for group, entry in zip(groups, state["groups"], strict=True):
             tables, ids, vectors = (
