@@ -50,23 +50,9 @@ SPLITS = "train", "valid", "test"
 BATCH, RATE, LARGEST_NORM, STD = 4096, 1e-3, 10.0, 1e-4
 
 
-class Concatenation(nn.Module):
-    """What a DLRM without dense features is whose interaction is "cat": an MLP on embeddings."""
-
-    def __init__(self, num_dense: int, num_tables: int, embedding_dim: int, **options: Any) -> None:
-        self.embedding = nn.MultiTableEmbedding(num_tables, embedding_dim)
-        deep, rate = options.pop("deep"), options.pop("dropout")
-        self.top = nn.EmbeddingMLP(
-            self.embedding, deep, 1, hidden_dropout_rate=rate, skip_final_activation=True, **options
-        )
-
-    def forward(self, dense: Any, ids: Any) -> Any:
-        return self.top(ids)
-
-
 MODELS = {
     "lr": models.LR, "fm": models.FM, "deepfm": models.DeepFM, "dcn": models.DCN,
-    "dcn_v2": models.DCNv2, "xdeepfm": models.XDeepFM, "pnn": models.PNN, "dlrm": Concatenation,
+    "dcn_v2": models.DCNv2, "xdeepfm": models.XDeepFM, "pnn": models.PNN, "dlrm": models.DLRM,
 }  # fmt: skip
 
 
