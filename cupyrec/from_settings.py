@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -133,10 +132,7 @@ def fit_options(settings: Settings, schema: Schema) -> dict[str, Any]:
     training, tasks = settings["training"], schema.task_names
     weights = training["task_weights"]
     for weight in weights:
-        if not 0 <= errors.number("config: [training]", "task_weights", weight) < math.inf:
-            raise ValueError(
-                f"config: [training] task_weights must be finite and not negative, got {weights}."
-            )
+        errors.at_least_0("config: [training]", "task_weights", weight)
     if len(weights) not in (0, len(tasks)):
         raise ValueError(
             f"config: [training] task_weights must be a weight for each of {', '.join(tasks)}, "

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, cpu, metrics
+from cupyrec import arrays, cpu, errors, metrics
 from cupyrec.autograd import no_grad
 from cupyrec.data import Arrays, Batch, RankSlices, prefetch
 from cupyrec.nn import Module
@@ -197,7 +197,7 @@ def _outputs(
 
 def _field(ids: Any, field: int) -> np.ndarray:
     """The id of each sample in one field, of a bag its first; (B,)."""
-    if not 0 <= field < ids.shape[1]:
+    if errors.count("evaluate", "group", field) >= ids.shape[1]:
         raise ValueError(f"evaluate: 'group' must be one of {ids.shape[1]} fields, got {field}.")
     one = ids.first_of(field, _MISSING) if isinstance(ids, Bags) else ids[:, field]
     return arrays.to_host(one)

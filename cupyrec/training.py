@@ -168,14 +168,15 @@ def fit(
     """
     for name, value in [("epochs", epochs), ("batch_size", batch_size)]:
         errors.positive("fit", name, value)
-    weights = [errors.number("fit", "task_weights", weight) for weight in task_weights]
-    positive_weight = errors.number("fit", "positive_weight", positive_weight)
     for name, value in [
-        *(("task_weights", w) for w in weights),
-        ("positive_weight", positive_weight),
-    ]:
-        if not 0 <= value < math.inf:
-            raise ValueError(f"fit: '{name}' must be finite and not negative, got {value}.")
+        ("eval_every", eval_every), ("patience", patience), ("save_every", save_every),
+    ]:  # fmt: skip
+        errors.count("fit", name, value)
+    weights = [errors.at_least_0("fit", "task_weights", weight) for weight in task_weights]
+    positive_weight = errors.at_least_0("fit", "positive_weight", positive_weight)
+    errors.at_least_0("fit", "min_delta", min_delta)
+    if group is not None:
+        errors.count("fit", "group", group)
     ranks = model.ranks
     train, valid = dataset_of(model, train), None if valid is None else dataset_of(model, valid)
     optimizer = Adagrad(model.parameters(), lr=0.02) if optimizer is None else optimizer

@@ -55,7 +55,8 @@ def test_tasks_bags_and_groups(logs, tmp_path, capsys):
     assert result["valid_auc"] > 0.7
     assert result["test_calibration"] > 1.1  # positive samples count twice
     lines = [line for line in trial.steps(run) if "valid_auc" in line]
-    assert {f"valid_{name}" for name in names} == lines[0].keys() - {"step"}
+    told = names | {"reliability_click", "reliability_sale"}
+    assert {f"valid_{name}" for name in told} == lines[0].keys() - {"step"}
     best = max(lines, key=lambda line: line["valid_auc"])
     assert (best["valid_auc"], best["step"]) == (result["valid_auc"], result["best_step"])
     test = logs[logs.index("--test") + 1]
@@ -106,9 +107,9 @@ def test_models_of_one_task_take_bags_and_refuse_two_labels(name, logs, tmp_path
         ("training.task_weights=[1]",
          "[training] task_weights must be a weight for each of click, sale, got [1]."),
         ("training.task_weights=[1, -1]",
-         "[training] task_weights must be finite and not negative, got [1, -1]."),
+         "[training]: 'task_weights' must be finite and at least 0, got -1."),
         ("training.task_weights=[1, nan]",
-         "[training] task_weights must be finite and not negative, got [1, nan]."),
+         "[training]: 'task_weights' must be finite and at least 0, got nan."),
         ('training.task_weights=[1, "a"]',
          "[training]: 'task_weights' must be a number, got 'a'."),
         ("training.positive_weight=-1",

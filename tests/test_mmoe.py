@@ -118,6 +118,7 @@ def test_parameter_counts():
     ("call", "text"),
     [
         (lambda: MMoE(expert=[]), "MMoE: 'expert' must have a layer or more, got []."),
+        (lambda: MMoE(expert=[8, 0]), "MMoE: 'expert' must be at least 1, got 0."),
         (lambda: MMoE(experts=0), "MMoE: 'experts' must be at least 1, got 0."),
         (lambda: MMoE(num_tasks=0), "MMoE: 'num_tasks' must be at least 1, got 0."),
         (

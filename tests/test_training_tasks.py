@@ -88,7 +88,7 @@ def test_two_tasks_learn_and_tell_of_each(tmp_path):
     )  # fmt: skip
     assert result["valid_auc"] > 0.75
     (line,) = [line for line in run.metrics() if "valid_auc" in line]
-    measured = cupyrec.evaluate(model, valid, group=0)
+    measured = cupyrec.evaluate(model, valid, group=0, bins=10)
     told = {f"valid_{key}": value for key, value in measured.items() if key != "samples"}
     assert line == {"step": 63} | told
     _, ids, labels = log(500, 1)
@@ -101,8 +101,11 @@ def test_two_tasks_learn_and_tell_of_each(tmp_path):
         "gauc": lambda y, z: metrics.gauc(y, z, ids[:, 0]),
     }  # fmt: skip
     assert measured.keys() == {"samples", *measures} | {
-        f"{measure}_{name}" for measure in measures for name in NAMES
+        f"{measure}_{name}" for measure in (*measures, "reliability") for name in NAMES
     }
+    for task, name in enumerate(NAMES):
+        expected = metrics.reliability(labels[:, task], scores[:, task])
+        np.testing.assert_allclose(measured[f"reliability_{name}"], expected, 1e-4)
     for measure, function in measures.items():
         each = [function(labels[:, task], scores[:, task]) for task in (0, 1)]
         np.testing.assert_allclose([measured[f"{measure}_{name}"] for name in NAMES], each, 1e-4)
@@ -151,12 +154,15 @@ def test_bags_are_trained_on_and_grouped_by_their_first_id():
     ("options", "error", "text"),
     [
         ({"task_weights": [1, -2]}, ValueError,
-         "fit: 'task_weights' must be finite and not negative, got -2.0."),
+         "fit: 'task_weights' must be finite and at least 0, got -2."),
         ({"positive_weight": math.nan}, ValueError,
-         "fit: 'positive_weight' must be finite and not negative, got nan."),
+         "fit: 'positive_weight' must be finite and at least 0, got nan."),
         ({"positive_weight": "3"}, TypeError, "fit: 'positive_weight' must be a number, got '3'."),
         ({"task_weights": [1]}, ValueError,
          "Batch.weighted: 'tasks' must have a weight for each of 2 labels, got 1."),
+        ({"patience": -1}, ValueError, "fit: 'patience' must be at least 0, got -1."),
+        ({"save_every": 2.5}, TypeError, "fit: 'save_every' must be an integer, got 2.5."),
+        ({"group": "user"}, TypeError, "fit: 'group' must be an integer, got 'user'."),
     ],
 )  # fmt: skip
 def test_refuses(options, error, text):

@@ -208,7 +208,7 @@ class MMoE(nn.Module):
         return self.towers([mixed[:, task] for task in range(self.num_tasks)])
 
 
-def _layers(where: str, name: str, sizes: Sequence[int]) -> Sequence[int]:
+def _layers(where: str, name: str, sizes: Sequence[int]) -> list[int]:
     if not sizes:
         raise ValueError(f"{where}: '{name}' must have a layer or more, got {sizes!r}.")
-    return sizes
+    return [errors.positive(where, name, n) for n in sizes]
