@@ -66,8 +66,15 @@ def test_pandas() -> None:
     with pytest.raises(TypeError, match=sentence(message)):
         Frame(frame, SCHEMA)
     frame["note"] = [1, "x", [2]]
-    with pytest.raises(TypeError, match="Frame: 'data' must go into an Arrow table, got: "):
+    with pytest.raises(
+        TypeError, match=r"Frame: 'data' must go into an Arrow table, got: [^(]*\.$"
+    ):
         Frame(frame, SCHEMA)
+    twice = pandas.concat([frame["item"], frame["item"]], axis=1)
+    with pytest.raises(
+        TypeError, match="'data' must go into an Arrow table, got: Duplicate column"
+    ):
+        Frame(twice, SCHEMA)
 
 
 def test_polars() -> None:

@@ -153,6 +153,81 @@ def test_numpy_files(tmp_path) -> None:
         assert sum(map(len, open_dataset(tmp_path / path, schema).batches(64))) == 90
 
 
+def write_rows(path, name: str, make, more: str = "") -> None:
+    rows = "".join(f"{make(i)},{i % 2}{more}\n" for i in range(20))
+    path.write_text(f"{name},click{more and ',more'}\n{rows}")
+
+
+@pytest.mark.parametrize(("make", "kind"), [
+    (lambda i: 7111122350028648955 + i * 10**17, "categorical integer"),
+    (lambda i: 10 ** (17 + i % 2) + i, "categorical integer"),
+    (lambda i: -(2**63) + i, "categorical integer"),
+    (lambda i: 2**63 - 10 + i, "categorical string"),  # no ids of 64 bits, and no amounts
+    (lambda i: f"{i}" + "7" * 5000, "ignore"),
+])  # fmt: skip
+def test_large_whole_numbers_are_ids(tmp_path, make, kind) -> None:
+    path = tmp_path / "ids.csv"
+    write_rows(path, "x", make, more=",1.5")
+    path.write_text(path.read_text().replace("1.5", "2.5", 3))
+    assert kinds(check_trains(path, tmp_path))["x"] == kind
+
+
+def test_columns_without_a_name_of_their_own_are_left_out(tmp_path) -> None:
+    path = tmp_path / "pandas.csv"
+    write_rows(path, ",a,b,b", lambda i: f"{i},{i % 3},5,{i}")
+    assert kinds(check_trains(path, tmp_path)) == {
+        "a": "categorical integer", "click": "label",
+    }  # fmt: skip
+    assert inspect(path).comments[""] == (
+        "left out, for they have no names of their own: '', 'b'"
+    )  # fmt: skip
+    names = ["", "a\nb", "c", "c", "click", "deep"]
+    deep = pa.array([{"a\n[[column]]": 1}] * 3)
+    table = pa.table([[1, 2, 3]] * 4 + [[0, 1, 0], deep], names=names)
+    parquet.write_table(table.append_column("d", [[1, 2, 4]]), tmp_path / "a.parquet")
+    assert kinds(check_trains(tmp_path / "a.parquet", tmp_path)) == {
+        "click": "label", "deep": "ignore", "d": "numeric",
+    }  # fmt: skip
+    path.write_text("a,a,click\n1,2,0\n3,4,1\n")
+    with pytest.raises(ValueError, match="a column to learn from, got click .*own: 'a'"):
+        inspect(path)
+
+
+@pytest.mark.parametrize("field", ['17" tv', '" 12', '"', '"a" b'])
+def test_a_quote_that_is_not_closed_is_a_byte_as_any_other(tmp_path, field) -> None:
+    path = tmp_path / "tv.csv"
+    write_rows(path, "x,size", lambda i: f"{i},{field}{i}")
+    assert not check_trains(path, tmp_path).quotes
+
+
+def test_where_there_are_no_ids_buckets_are_some(tmp_path) -> None:
+    path = tmp_path / "numbers.csv"
+    write_rows(path, "x,y", lambda i: f"{i},{i + 0.5}")
+    schema = check_trains(path, tmp_path)
+    assert schema.table_names == ["x bucket", "y bucket"]
+    assert inspect(path).comments[""].startswith("no ids were found: buckets of numbers are some")
+
+
+def test_one_weight_is_taken(tmp_path) -> None:
+    path = tmp_path / "weights.csv"
+    write_rows(path, "x,weight,sample_weight", lambda i: f"{i},{i + 0.5},{i + 1.5}")
+    assert kinds(check_trains(path, tmp_path)) == {
+        "x": "numeric", "weight": "weight", "sample_weight": "ignore", "click": "label",
+    }  # fmt: skip
+    assert inspect(path).comments["sample_weight"].endswith("; another weight, if its kind is that")
+
+
+def test_rows_of_many_row_groups_are_looked_at(tmp_path) -> None:
+    path = tmp_path / "a.parquet"
+    lists = [[[i]] for i in range(40)]  # beside which a batch ends with its row group
+    table = pa.table({"x": range(40), "tags": lists, "click": [0, 1] * 20})
+    with parquet.ParquetWriter(path, table.schema) as out:
+        for rows in (table[:0], table[:5], table[5:]):
+            out.write_table(rows, row_group_size=10)
+    assert " among 40 rows" in inspect(path).comments["x"]
+    assert " among 17 rows" in inspect(path, 17).comments["x"]
+
+
 def test_what_comments_say(tmp_path) -> None:
     path = tmp_path / "clicks.csv"
     path.write_text("user,age,city,click,buy\n" + "7,,Ulm,1,0\n8,3,\n9,44,Bonn,0,1\n5,5,Ulm,1,1\n")
@@ -161,8 +236,8 @@ def test_what_comments_say(tmp_path) -> None:
         "age": "whole numbers, 2 distinct among 3 rows, 33.3 % missing, from 5 to 44",
         "city": "text, 2 distinct among 3 rows, 0 % missing, such as 'Ulm'",
         "click": "whole numbers, 2 distinct among 3 rows, 0 % missing, from 0 to 1",
-        "buy": "whole numbers, 2 distinct among 3 rows, 0 % missing, from 0 to 1; another task, if "
-               "its kind is label",
+        "buy": "whole numbers, 2 distinct among 3 rows, 0 % missing, from 0 to 1; another label, "
+               "if its kind is that",
     }  # fmt: skip
 
 
@@ -197,5 +272,10 @@ def test_what_can_not_be_inspected(tmp_path) -> None:
     parquet.write_table(pa.table({"x": pa.array([], pa.int8())}), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match=r"x.parquet: must have at least one row, got none"):
         inspect(tmp_path / "x.parquet")
+    path.write_text("a,click\n1,0\n2,1\n", "utf-16")
+    with pytest.raises(
+        ValueError, match=sentence(f"{path}, line 1: must be text, got a zero byte.")
+    ):
+        inspect(path)
     with pytest.raises(ValueError, match="inspect: 'rows' must be"):
         inspect(path, 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,11 +40,10 @@ _AMOUNTS = re.compile(
     r"|score|rank|views|visits)(_.*)?",
     re.I,
 )
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
 _HEX = re.compile(r"[0-9a-f]{4,16}|[0-9A-F]{4,16}")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([ T].*)?|\d\d/\d\d/\d{4}.*|\d\d:\d\d(:\d\d)?")
-_QUOTED = re.compile(rb'(^|[\t,;|\x01 ])"')
 _READ = re.compile("(list of )?(bool|integer|number|text)")  # kinds whose values are looked at
 _DELIMITERS = "\t", ",", ";", "|", "\x01", " "
 _FEW = 100  # distinct whole numbers that are taken for codes
@@ -125,24 +126,43 @@ def inspect(path: str | os.PathLike[str], rows: int = 10_000) -> Inspected:
                     for some, column in zip(seen, schema.columns, strict=True)]  # fmt: skip
             comments = {some.name: _told(some) for some in seen}
             return Inspected(schema, {"": "the layout of Criteo's click logs"} | comments)
-    columns = [_column(some, options.get("delimiter")) for some in seen]
-    return _guessed(path, seen, options, columns)
+    return _guessed(path, seen, options)
 
 
-def _guessed(path: Path, seen: list[_Seen], options: dict, columns: list[Column]) -> Inspected:
-    comments = {some.name: _told(some) for some in seen}
-    labels = [column for column in columns if column.kind == "label"]
-    for other in labels[1:]:  # or a model would learn from what it is to tell
-        comments[other.name] += "; another task, if its kind is label"
-        columns[columns.index(other)] = Column(other.name, "ignore")
-    if not labels:
-        comments[""] = "no label was found: one column's kind must be label to train on it"
-    if not any(column.kind in ("numeric", "categorical") for column in columns):
-        raise ValueError(
-            f"{path}: must have a column to learn from, got "
-            f"{', '.join(f'{some.name} ({comments[some.name]})' for some in seen)}."
+def _guessed(path: Path, seen: list[_Seen], options: dict[str, Any]) -> Inspected:
+    names, about = collections.Counter(some.name for some in seen), []
+    lost = {name for name, count in names.items() if count > 1 or not (name and name.isprintable())}
+    if lost:  # a schema can't name them
+        about.append(
+            f"left out, for they have no names of their own: {_few(map(ascii, sorted(lost)))}"
         )
-    return Inspected(Schema(columns, **options), comments)
+        seen = [some for some in seen if some.name not in lost]
+    columns = {some.name: _column(some, options.get("delimiter")) for some in seen}
+    comments = {some.name: _told(some) for some in seen}
+    for kind in ("label", "weight"):  # or a model would learn from what it is to tell
+        for other in [name for name, column in columns.items() if column.kind == kind][1:]:
+            comments[other] += f"; another {kind}, if its kind is that"
+            columns[other] = Column(other, "ignore")
+    kinds = {column.kind for column in columns.values()}
+    if not kinds & {"numeric", "categorical"}:
+        told = _few(f"{name} ({comment})" for name, comment in comments.items()) or "none"
+        raise ValueError(
+            f"{path}: must have a column to learn from, got {'; '.join([told, *about])}."
+        )
+    if "label" not in kinds:
+        about.append("no label was found: one column's kind must be label to train on it")
+    if "categorical" not in kinds:
+        about.append("no ids were found: buckets of numbers are some, for a model needs tables")
+        columns |= {name: dataclasses.replace(column, buckets=True)
+                    for name, column in columns.items() if column.kind == "numeric"}  # fmt: skip
+    if about:
+        comments[""] = "; ".join(about)
+    return Inspected(Schema(columns.values(), **options), comments)
+
+
+def _few(texts: Iterable[str]) -> str:
+    first = list(itertools.islice(texts, 6))
+    return ", ".join(first[:5]) + ", ..." * (len(first) > 5)
 
 
 # What is in a file
@@ -151,7 +171,12 @@ def _guessed(path: Path, seen: list[_Seen], options: dict, columns: list[Column]
 def _of_parquet(path: Path, rows: int) -> list[_Seen]:
     try:
         with parquet.ParquetFile(path) as file:
-            batches = itertools.islice(file.iter_batches(rows), 1)
+            batches, missing = [], rows
+            for batch in file.iter_batches(rows):  # of which some end with their row group
+                batches.append(batch.slice(0, missing))
+                missing -= len(batches[-1])
+                if not missing:
+                    break
             table = pa.Table.from_batches(batches, file.schema_arrow)
     except (OSError, pa.ArrowException) as error:
         told = " ".join(str(error).split()).rstrip(".")
@@ -188,11 +213,13 @@ def _of_text(path: Path, rows: int) -> tuple[list[_Seen], dict[str, Any]]:
         if len(lines) > rows:
             break
     lines = lines[: rows + 1]  # one may be the header
-    quotes = any(_QUOTED.search(line) for line in lines)
-    options = max((_split_by(lines, delimiter, quotes) for delimiter in _DELIMITERS),
+    for number, line in enumerate(lines, 1):
+        if b"\0" in line:
+            raise ValueError(f"{path}, line {number}: must be text, got a zero byte.")
+    options = max((_split_by(lines, delimiter) for delimiter in _DELIMITERS),
                   key=lambda found: found[0])[1]  # fmt: skip
     dialect = _dialect(**options)
-    table = [[_text(field, quotes) for field in split(line, dialect)] for line in lines]
+    table = [[_text(field, dialect.quotes) for field in split(line, dialect)] for line in lines]
     width = len(table[0])
     table = [row for row in table if len(row) == width]
     header = _has_header(table)
@@ -212,9 +239,11 @@ def _dialect(delimiter: str, quotes: bool) -> Schema:
     return Schema([column], delimiter=delimiter, quotes=quotes)
 
 
-def _split_by(lines: list[bytes], delimiter: str, quotes: bool) -> tuple[tuple, dict[str, Any]]:
+def _split_by(lines: list[bytes], delimiter: str) -> tuple[tuple, dict[str, Any]]:
     """How well a delimiter does, as what is larger where it is better; and a schema's options."""
-    options = {"delimiter": delimiter, "quotes": quotes}
+    between = re.escape(delimiter.encode())
+    quoted = re.compile(rb'(^|%b)"([^"]|"")*"($|%b)' % (between, between))
+    options = {"delimiter": delimiter, "quotes": any(map(quoted.search, lines))}
     dialect = _dialect(**options)
     widths = [len(split(line, dialect)) for line in lines[:200]]
     same = widths.count(widths[0]) / len(widths)
@@ -227,10 +256,10 @@ def _text(field: bytes, quotes: bool) -> str:
 
 
 def _has_header(table: list[list[str]]) -> bool:
-    """Whether the first line has names: none is a number, and below one there are numbers."""
-    first, below = table[0], table[1:101]
-    named = all(name.strip() and not _NUMBER.fullmatch(name) for name in first)
-    if not named or len(set(first)) < len(first) or not below:
+    """Whether the first line has names: none is a number, one at most is empty, as that of an index
+    which pandas writes, and below one there are numbers."""
+    first, below = [name.strip() for name in table[0]], table[1:101]
+    if any(map(_NUMBER.fullmatch, first)) or first.count("") > (len(first) > 1):
         return False
     return any(
         any(values) and all(_NUMBER.fullmatch(value) for value in values if value)
@@ -240,10 +269,10 @@ def _has_header(table: list[list[str]]) -> bool:
 
 def _kind_of_texts(values: list[str]) -> str:
     there = [value for value in values if value]
-    for kind, pattern in (("integer", _INTEGER), ("number", _NUMBER)):
-        if there and all(pattern.fullmatch(value) for value in there):
-            return kind
-    return "text"
+    if there and all(map(_INTEGER.fullmatch, there)):
+        ids = all(len(value) <= 20 and -(2**63) <= int(value) < 2**63 for value in there)
+        return "integer" if ids else "text"
+    return "number" if there and all(map(_NUMBER.fullmatch, there)) else "text"
 
 
 def _is_criteo(seen: list[_Seen], options: dict[str, Any]) -> bool:

@@ -259,7 +259,8 @@ class Schema:
         lines += [f"{key} = {json.dumps(value)}"  # JSON's escapes are TOML's too
                   for key, value in data.items()]  # fmt: skip
         for column in columns:
-            comment = comments.get(column["name"])
+            comment = comments.get(column["name"], "")
+            comment = "".join(c if c.isprintable() else " " for c in comment)
             lines += ["", f"[[column]]  # {comment}" if comment else "[[column]]"]
             lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}"
                       for key, value in column.items()]  # fmt: skip
