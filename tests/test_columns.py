@@ -1,21 +1,41 @@
 """The loops that write columns into rows; tests/test_arrow.py has tables of all kinds."""
 
+import math
+
 import numpy as np
 import pyarrow as pa
+import pytest
 from test_arrow import ITEM, LABEL, expected, read, told
 
 from cupyrec.data import TSV, Column, Schema, columns
 
 
-def test_many_rows_are_written_tile_by_tile() -> None:
-    rng, size = np.random.default_rng(0), 3 * columns._TILE + 5
-    values = {"label": rng.integers(0, 2, size), "item": rng.integers(-9, 9, size),
-               "n": rng.normal(0, 1e4, size)}  # fmt: skip
-    table = pa.table({k: pa.array(v, mask=(k != "label") & (rng.random(size) < 0.3))
+@pytest.mark.parametrize("first", [0, 1, 8, 13])
+@pytest.mark.parametrize("size", [1, 51, 57, 63, 64, 65, 3 * columns._TILE + 5])
+def test_rows_are_written_tile_by_tile(first, size) -> None:
+    rng, count = np.random.default_rng(size), first + size + 3
+    values = {"label": rng.integers(0, 2, count), "item": rng.integers(-9, 9, count),
+               "n": rng.normal(0, 1e4, count), "k": rng.integers(-9, 9, count)}  # fmt: skip
+    table = pa.table({k: pa.array(v, mask=(k != "label") & (rng.random(count) < 0.3))
                       for k, v in values.items()})  # fmt: skip
-    schema = Schema([LABEL, ITEM, Column("n", "numeric", transform="log", buckets=True)])
-    got = told(read(table[3:], schema), schema)
-    assert got == expected(table[3:], schema) | {"weights": []}
+    schema = Schema([
+        LABEL, ITEM, Column("n", "numeric", transform="log", buckets=True), Column("k", "numeric")
+    ])  # fmt: skip
+    part = table.slice(first, size)
+    assert told(read(part, schema), schema) == expected(part, schema) | {"weights": []}
+
+
+def test_what_lies_where_a_value_is_missing_does_no_harm() -> None:
+    gone = pa.array([True, False])
+    table = pa.table({
+        "x": pa.array(np.array([np.nan, 1.5]), mask=gone.to_numpy(False)),
+        "y": pa.array(np.array([np.inf, -2.5], np.float32), mask=gone.to_numpy(False)),
+    })  # fmt: skip
+    schema = Schema([Column("x", "numeric", transform="log", buckets=True), Column("y", "numeric")])
+    assert math.isnan(np.frombuffer(table["x"].chunk(0).buffers()[1])[0])
+    batch = read(table, schema, labels=False)
+    assert batch.dense.tolist() == [[0, 0], [np.float32(math.log1p(1.5)), -2.5]]
+    assert batch.ids.tolist() == [[0], [3]]
 
 
 def test_numbers_have_the_bits_that_a_text_file_gives_them(tmp_path) -> None:

@@ -73,3 +73,14 @@ def test_digits_after_the_nineteenth_do_not_count():
 def test_no_number(text):
     line = np.frombuffer(text.encode() + b"\n", np.uint8)
     assert math.isnan(fields._number(line.ctypes.data)[1])
+
+
+@pytest.mark.parametrize(
+    "size", [0.0, 1e-300, 0.5, 1.0, 7.0, 4094.5, 4095.0, 4096.0, 1e300, math.inf]
+)
+def test_logarithms_are_those_of_math(size):
+    assert fields.log1p(size) == math.log1p(size)
+
+
+def test_logarithm_of_no_number():
+    assert math.isnan(fields.log1p(math.nan))

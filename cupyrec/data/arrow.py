@@ -181,7 +181,7 @@ class ArrowReader:
         for rows in some:
             kept, table = self._told(rows)
             arrays = (array[row : row + len(rows)] for array in (dense, ids, labels, weights))
-            at, column = columns.write(table, len(rows), *arrays)
+            at, column = columns.write(table, 0, *arrays)
             if column >= 0:
                 name = self.columns[column].name
                 raise ValueError(_sentence(rows, name, _RULES[table[column, columns.WHAT]], at))
@@ -341,7 +341,7 @@ def _all_ids(array: pa.Array, column: Column, rows: Records, known: _Known) -> n
     table, out = np.zeros((1, 8), np.int64), np.empty((len(ids), 1), np.int64)
     table[0, columns.TYPE :] = _Values(ids).told()
     none = np.empty((len(ids), 0), np.float32)
-    columns.write(table, len(ids), none, out, none, none)
+    columns.write(table, 0, none, out, none, none)
     return out[:, 0]
 
 

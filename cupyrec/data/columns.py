@@ -6,9 +6,12 @@ They read its buffers, validity bits included, where they lie.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
-from numba import carray
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from cupyrec import cpu
 from cupyrec.data import fields
@@ -24,14 +27,22 @@ ID, NUMBER, LABEL, WEIGHT, LIST = range(5)
 INT32, INT64, FLOAT32, FLOAT64 = range(4)
 #: Places in the row of a table that tells of a column.
 WHAT, PLACE, LOG, BUCKET, TYPE, VALUES, BITS, FIRST = range(8)
-_TILE = 2048  # rows that are written column after column while they stay in the cache
+_TILE = 64  # rows that are written column after column: they stay in L1, their bits are one word
 
-_LOGARITHMS = np.array([math.log1p(k) for k in range(4096)])  # most numbers are small and whole
+
+@intrinsic
+def _lowest(_context: Any, _word: Any) -> Any:
+    """The number of the lowest bit of a word that is 1."""
+
+    def generate(_context, builder, _signature, arguments):
+        return builder.cttz(arguments[0], cgutils.true_bit)
+
+    return types.int64(types.uint64), generate
 
 
 @cpu.exact_loop
-def write(table, rows, dense, ids, labels, weights):
-    """Write columns into rows of arrays.
+def write(table, start, dense, ids, labels, weights):
+    """Write rows of columns, from row `start` on, into arrays.
 
     Parameters
     ----------
@@ -39,7 +50,7 @@ def write(table, rows, dense, ids, labels, weights):
         For each column: what it is, its place in the row, whether its logarithm is taken, and the
         place of its bucket in `ids` or -1; then its type, the address of its values, that of its
         validity bits or 0, and the first of these bits.
-    rows : int
+    start : int
     dense, ids, labels, weights : (B, num_dense) float32, (B, num_tables) int64, (B, T) float32
         Written. A missing value is 0.0 in `dense` and `fields.MISSING` in `ids`.
 
@@ -48,73 +59,101 @@ def write(table, rows, dense, ids, labels, weights):
     row, column : int
         Where a value is that may not be there; else -1.
     """
-    for low in range(0, rows, _TILE):
-        high = min(low + _TILE, rows)
+    for at in range(0, len(dense), _TILE):
+        rows, low = min(_TILE, len(dense) - at), start + at
+        tile = (_tile(dense, at, rows), _tile(ids, at, rows),
+                _tile(labels, at, rows), _tile(weights, at, rows))  # fmt: skip
         for column in range(len(table)):
-            told, kind = table[column], table[column, TYPE]
-            if told[WHAT] == LIST:  # `fill` writes them
+            what, kind = table[column, WHAT], table[column, TYPE]
+            if what == LIST:  # `fill` writes them
                 continue
-            address = cpu.pointer(np.uint64(told[VALUES]))
-            arrays = told, low, high, dense, ids, labels, weights
+            holes = np.uint64(0)
+            if table[column, BITS]:
+                holes = _holes(table[column, BITS], table[column, FIRST] + low, rows)
+            how = kind, what, table[column, PLACE], table[column, LOG], table[column, BUCKET], holes
+            width = 4 if kind == INT32 or kind == FLOAT32 else 8
+            values = _at(table[column, VALUES] + low * width)
             if kind == INT32:
-                bad = _write_column(carray(address, (high,), np.int32), *arrays)
+                bad = _write_column(carray(values, (rows,), np.int32), how, tile)
             elif kind == INT64:
-                bad = _write_column(carray(address, (high,), np.int64), *arrays)
+                bad = _write_column(carray(values, (rows,), np.int64), how, tile)
             elif kind == FLOAT32:
-                bad = _write_column(carray(address, (high,), np.float32), *arrays)
+                bad = _write_column(carray(values, (rows,), np.float32), how, tile)
             else:
-                bad = _write_column(carray(address, (high,), np.float64), *arrays)
+                bad = _write_column(carray(values, (rows,), np.float64), how, tile)
             if bad >= 0:
-                return bad, column
+                return low + bad, column
     return -1, -1
 
 
 @cpu.exact_inline
-def _write_column(values, told, low, high, dense, ids, labels, weights):
-    """Write a column's rows from `low` on; return the first that may not be so, else -1."""
-    what, place, bucket, first = told[WHAT], told[PLACE], told[BUCKET], told[FIRST]
-    holes = told[BITS] != 0
-    bits = carray(cpu.pointer(np.uint64(told[BITS])), ((first + high + 7) // 8,), np.uint8)
-    if what == ID and not holes:
-        for i in range(low, high):
-            ids[i, place] = np.int64(values[i])
-    elif what == ID:
-        for i in range(low, high):  # a branch would often be mispredicted
-            there = np.int64(_is_there(bits, first + i))
-            ids[i, place] = (np.int64(values[i]) & -there) | (fields.MISSING & (there - 1))
-    elif what == NUMBER and not told[LOG] and bucket < 0:
-        finite = True
-        if holes:
-            for i in range(low, high):
-                value = np.float32(float(values[i]))  # as `fields.parse`
-                there = _is_there(bits, first + i) != 0
-                value = value if there else np.float32(0)
-                finite &= np.isfinite(value)
-                dense[i, place] = value
-        else:
-            for i in range(low, high):
-                value = np.float32(float(values[i]))
-                finite &= np.isfinite(value)
-                dense[i, place] = value
-        if not finite:
-            return low + np.argmin(np.isfinite(dense[low:high, place]))
-    elif what == NUMBER:
-        for i in range(low, high):
-            there = not holes or _is_there(bits, first + i)
-            value, number = _number(float(values[i]), told[LOG]) if there else (0.0, 0)
-            if not np.isfinite(np.float32(value)):
-                return i
-            dense[i, place] = value
-            if bucket >= 0:
-                ids[i, bucket] = number
+def _at(address):
+    return cpu.pointer(np.uint64(address))
+
+
+@cpu.exact_inline
+def _tile(array, first, rows):
+    """Rows of an array, which unlike a slice have no references to count."""
+    width = array.shape[1]
+    address = array.ctypes.data + first * width * array.itemsize
+    return carray(_at(address), (rows, width), array.dtype)
+
+
+@cpu.exact_inline
+def _holes(address, first, rows):
+    """Validity bits of some rows, at most 64, as a word that has 1 where a value is missing."""
+    address, skip = address + (first >> 3), first & 7
+    size = (skip + rows + 7) >> 3  # no other bytes may be read
+    near, there = carray(_at(address), (size,), np.uint8), np.uint64(0)
+    if size >= 8:
+        there = carray(_at(address), (1,), np.uint64)[0] >> np.uint64(skip)
     else:
-        for i in range(low, high):
+        for i in range(size):
+            there |= np.uint64(near[i]) << np.uint64(8 * i)
+        there >>= np.uint64(skip)
+    if size == 9:
+        there |= np.uint64(near[8]) << np.uint64(64 - skip)
+    return ~there & (~np.uint64(0) >> np.uint64(64 - rows))
+
+
+@cpu.exact_inline
+def _write_column(values, how, tile):
+    """Write a column's values; return the number of the first that may not be so, else -1."""
+    (kind, what, place, logarithmic, bucket, holes), (dense, ids, labels, weights) = how, tile
+    if what == ID:
+        for i in range(len(values)):
+            ids[i, place] = np.int64(values[i])
+        while holes:
+            ids[_lowest(holes), place] = fields.MISSING
+            holes &= holes - np.uint64(1)
+    elif what == NUMBER:
+        if not logarithmic and bucket < 0:
+            for i in range(len(values)):
+                dense[i, place] = float(values[i])  # rounded twice, as `fields.parse` does
+        else:
+            for i in range(len(values)):
+                value, number = _number(float(values[i]), logarithmic)
+                dense[i, place] = value
+                if bucket >= 0:
+                    ids[i, bucket] = number
+        while holes:
+            i = _lowest(holes)
+            dense[i, place] = 0
+            if bucket >= 0:
+                ids[i, bucket] = 0
+            holes &= holes - np.uint64(1)
+        if kind == FLOAT32 or kind == FLOAT64:
+            for i in range(len(values)):
+                if not np.isfinite(dense[i, place]):
+                    return i
+    else:
+        for i in range(len(values)):
             value = float(values[i])
             if what == LABEL:
                 good = value == 0 or value == 1
             else:
                 good = value >= 0 and np.isfinite(np.float32(value))
-            if not good or (holes and not _is_there(bits, first + i)):
+            if not good or holes >> np.uint64(i) & np.uint64(1):
                 return i
             if what == LABEL:
                 labels[i, place] = value
@@ -131,11 +170,9 @@ def _is_there(bits, number):
 @cpu.exact_inline
 def _number(value, logarithmic):
     """Return a number as `dense` has it, and its bucket, as `fields.parse` does."""
-    size = abs(value)
-    if not size < np.inf:
+    if not abs(value) < np.inf:
         return value, 0
-    small = size < len(_LOGARITHMS) and size == int(size)
-    logarithm = _LOGARITHMS[int(size)] if small else math.log1p(size)
+    logarithm = fields.log1p(abs(value))
     bucket = 1 if value < 0 else 2 + int(2 * logarithm)
     return math.copysign(logarithm, value) if logarithmic else value, bucket
 

@@ -15,7 +15,9 @@ from numba.extending import intrinsic
 
 from cupyrec import cpu
 
-__all__ = ["HEX", "IGNORE", "INTEGER", "LABEL", "MISSING", "NUMERIC", "STRING", "WEIGHT", "parse"]
+__all__ = [
+    "HEX", "IGNORE", "INTEGER", "LABEL", "MISSING", "NUMERIC", "STRING", "WEIGHT", "log1p", "parse",
+]  # fmt: skip
 
 #: Id of an empty categorical field: INT64_MIN.
 MISSING = np.int64(-(2**63))
@@ -32,6 +34,7 @@ for _digit in range(16):
 
 
 _POWERS = 10.0 ** np.arange(23)  # exact
+_LOGARITHMS = np.array([math.log1p(k) for k in range(4096)])
 
 
 @intrinsic
@@ -120,6 +123,16 @@ def _integer(at):
 
 
 @cpu.exact_inline
+def log1p(size):
+    """Return ln(1 + size) of a number of at least 0 or NaN; most are small and whole."""
+    if size < len(_LOGARITHMS):
+        whole = np.uint64(size)
+        if whole == size:
+            return _LOGARITHMS[whole]
+    return math.log1p(size)
+
+
+@cpu.exact_inline
 def _id(kind, at, stop, separator):
     """Read what stands before `stop`, a separator or the line's end as an id, MISSING if nothing
     does; return (end, id, whether it is one)."""
@@ -197,7 +210,7 @@ def parse(
                 if _byte(at) != stop and _byte(at) != _NEWLINE:
                     at, value = _number(at)
                     if columns[column, 2] or columns[column, 3] >= 0:
-                        logarithm = math.log1p(abs(value))
+                        logarithm = log1p(abs(value))
                         bucket = 1 if value < 0 else 2 + int(2 * logarithm)
                         if columns[column, 2]:
                             value = math.copysign(logarithm, value)
