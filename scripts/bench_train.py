@@ -12,7 +12,9 @@ are medians over the rounds, and of several optimizers the least favourable one'
 
 Cases `deepfm`, `dcn`, `xdeepfm`: our model and DeepCTR-Torch's, 39 tables x 10k ids, width 16, MLP
 400-400-400, batch 4096, Zipf 1.1 ids, Adam, no penalties. The peer's Adam moves every row at every
-step; so does ours with `dense_updates`, and without it, "lazy", only the rows of the batch.
+step; so does ours with `dense_updates`, and without it, "lazy", only the rows of the batch. "fit"
+is what a user of both would time: `cupyrec.fit` and the peer's `fit` on arrays, with its loader,
+and in both with the penalty of embedding rows that it has by default.
 
 Ours gets raw 64-bit ids, the peer ready-made row numbers.
 """
@@ -20,6 +22,8 @@ Ours gets raw 64-bit ids, the peer ready-made row numbers.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import itertools
 import json
 import statistics
@@ -38,6 +42,7 @@ from cupyrec import models, nn, optim
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER_VENV = ROOT / ".bench-venv"
+PENALTY = 1e-5  # times the squares of all rows: DeepCTR-Torch's default
 PAUSE = 0.1  # seconds before each measurement: OpenBLAS' workers spin on after their last matmul
 CASES = {
     "mlp": dict(
@@ -160,6 +165,24 @@ class Ours:
         self.optimizer.step()
 
 
+class OurFit(Ours):
+    """`cupyrec.fit` on all batches, with the penalty of rows that DeepCTR-Torch has by default."""
+
+    def __init__(self, case: dict, data: dict[str, np.ndarray]) -> None:
+        super().__init__(case | {"dense_updates": True}, data)
+        dense = [parameter for _, parameter in self.model.named_parameters()]
+        tables = {"params": [self.model.embedding.group], "l2": 2 * PENALTY}
+        kind = OPTIMIZERS[case["optimizer"]]
+        self.optimizer = kind([{"params": dense}, tables], case["lr"])
+        arrays = self.dense, self.ids, self.labels
+        self.rows = [array.reshape(self.labels.size, array.shape[-1]) for array in arrays]
+        self.batch = case["batch"]
+
+    def __call__(self) -> None:
+        with contextlib.redirect_stderr(io.StringIO()):
+            cupyrec.fit(self.model, self.rows, optimizer=self.optimizer, batch_size=self.batch)
+
+
 class Peer:
     """A script of the peer's in a venv of its own: asleep but when it is asked to run."""
 
@@ -178,7 +201,7 @@ class Peer:
         )
 
     def seconds(self, what: str, repeat: int) -> float:
-        """Mean seconds of `step` or `gemms`, as the peer measures itself."""
+        """Mean seconds of `step`, `gemms` or `fit`, as the peer measures itself."""
         time.sleep(PAUSE)
         self.process.stdin.write(f"{what} {repeat}\n")
         self.process.stdin.flush()
@@ -280,10 +303,13 @@ def beside_torch(case: dict, data: dict[str, np.ndarray], options: argparse.Name
 def beside_deepctr(case: dict, data: dict[str, np.ndarray], options: argparse.Namespace) -> dict:
     peer = Peer(case, data, options.threads)
     ours, lazy = Ours(case | {"dense_updates": True}, data), Ours(case, data)
+    our_fit, batches = OurFit(case, data), case["batches"]
     contest = {
         "ours": lambda steps: seconds(ours, steps),
         "lazy": lambda steps: seconds(lazy, steps),
         "deepctr": lambda steps: peer.seconds("step", steps),
+        "fit": lambda steps: seconds(our_fit, 1) / batches,
+        "deepctr_fit": lambda steps: peer.seconds("fit", 1) / batches,
     }
     rows = alternate(case["model"], contest, options)
     peer.close()
@@ -294,6 +320,7 @@ def beside_deepctr(case: dict, data: dict[str, np.ndarray], options: argparse.Na
         "samples_per_second_deepctr": speed["deepctr"],
         "ratio_vs_deepctr": statistics.median(r["deepctr"] / r["ours"] for r in rows),
         "ratio_lazy": statistics.median(r["deepctr"] / r["lazy"] for r in rows),
+        "ratio_fit": statistics.median(r["deepctr_fit"] / r["fit"] for r in rows),
     }
 
 
