@@ -96,6 +96,7 @@ def train(options: argparse.Namespace) -> None:
     progress = Progress()
     if options.resume:
         progress = _resume(Path(options.resume) / "last", settings, schema, model, optimizer)
+        _check_ranks(progress, settings, train_data)
         _warn_of_other_data(Path(options.resume), train_data)
     run = _run_folder(options, settings, schema)  # all is well: now something may be overwritten
     if run is not None and world().rank == 0:
@@ -386,6 +387,17 @@ def _resume(
     if progress.batch and rows != now:
         raise UsageError(f"train: data.shuffle must stay {rows} within an epoch, got {now}.")
     return progress
+
+
+def _check_ranks(progress: Progress, settings: dict[str, dict[str, Any]], data: Any) -> None:
+    """Which rows an epoch has had hangs on the number of ranks where each shuffles its own, or has
+    its own part of a Parquet log."""
+    shared = settings["data"]["shuffle"] or kind_of(data.paths[0]) == "parquet"
+    before, now = progress.ranks, world().size
+    if progress.batch and shared and before not in (0, now):  # older checkpoints don't say
+        raise UsageError(
+            f"train: ranks must stay {before} within an epoch of these data, got {now}."
+        )
 
 
 def _config(path: Path) -> dict[str, Any]:

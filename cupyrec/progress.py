@@ -26,6 +26,7 @@ class Progress:
     evaluations_since_best: int = 0
     loss_sum: float = 0.0  # since the last line of metrics
     loss_count: int = 0
+    ranks: int = 0  # that shared out the epoch's rows; 0 where it isn't known
 
     def count(self, last: bool) -> None:
         """Count a step; `last` says that it was the epoch's.

@@ -20,8 +20,9 @@ class TensorBoard:
 
     Their names are those of metrics.jsonl, with a slash before what stands inside: ``loss``,
     ``valid_auc``, ``bytes_sent/rows``, ``tables/embedding/ids/3``. They are on disk when the call
-    returns. A run that is resumed goes on in the same folder: what was told there of steps from
-    its first line on, TensorBoard forgets.
+    returns. Lists of lists, ``valid_reliability``, are left to `cupyrec report`. A run that is
+    resumed goes on in the same folder: what was told there of steps from its first line on,
+    TensorBoard forgets.
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
         inside = value.items()
     elif isinstance(value, (list, tuple)):
-        inside = enumerate(value)
+        inside = enumerate(part for part in value if not isinstance(part, (list, tuple)))
     else:
         if isinstance(value, numbers.Real):
             yield name, float(value)

@@ -181,6 +181,7 @@ def fit(
     train, valid = dataset_of(model, train), None if valid is None else dataset_of(model, valid)
     optimizer = Adagrad(model.parameters(), lr=0.02) if optimizer is None else optimizer
     progress = Progress() if progress is None else progress
+    progress.ranks = ranks.size
     if not {id(p) for p in model.parameters()} & {
         id(p) for p in [*optimizer.parameters, *optimizer.groups]
     }:

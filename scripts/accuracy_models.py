@@ -72,12 +72,10 @@ def _compare(
 def _passed(name: str, means: dict[str, float]) -> bool:
     """Whether all bars are reached by the models that there are."""
     deep = {model: auc for model, auc in means.items() if model not in BASELINES}
-    highest_baseline = max([auc for model, auc in means.items() if model in BASELINES], default=0)
+    baselines = [auc for model, auc in means.items() if model in BASELINES]
     if name == "criteo":  # where a logistic regression on hashed ids is hard to beat
-        highest_baseline = 0
-    lowest = {
-        model: max(EACH[name], DEEPCTR[name].get(model, 0), highest_baseline) for model in deep
-    }
+        baselines = []
+    lowest = {model: max(EACH[name], DEEPCTR[name].get(model, 0), *baselines) for model in deep}
     reached = all(auc >= lowest[model] for model, auc in deep.items())
     return reached and max(deep.values(), default=1) >= BEST[name]
 

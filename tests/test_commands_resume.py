@@ -77,6 +77,15 @@ def test_a_resumed_run_goes_on_in_its_shuffled_order(logs, tmp_path, capsys):
     assert trial.command("train", *resume, "--set", "data.shuffle=0") == 2
     told = "cupyrec: train: data.shuffle must stay 100 within an epoch, got 0.\n"
     assert capsys.readouterr().err.endswith(told)
+    told = checkpoint_files.read_manifest(tmp_path / "parts" / "last")
+    assert told["progress"]["ranks"] == 1
+    told["progress"]["ranks"] = 3
+    checkpoint_files.write_manifest(tmp_path / "parts" / "last", told)
+    assert trial.command("train", *resume) == 2
+    rule = "cupyrec: train: ranks must stay 3 within an epoch of these data, got 1.\n"
+    assert capsys.readouterr().err.endswith(rule)
+    told["progress"]["ranks"] = 0
+    checkpoint_files.write_manifest(tmp_path / "parts" / "last", told)
     assert trial.command("train", *resume) == 0
     whole, parts = (trial.files(tmp_path / run / "last") for run in ("whole", "parts"))
     assert trial.train(logs, tmp_path / "in order", "--epochs", 2) == 0
