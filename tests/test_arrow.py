@@ -85,7 +85,7 @@ def read(table: pa.Table, schema: Schema, labels: bool = True, chunk: int = 1000
     reader, number, some = ArrowReader(schema, labels), 0, []
     reader.check(table.schema, "clicks")
     for batch in table.to_batches(max_chunksize=chunk):
-        some.append(Records("clicks", number, batch))
+        some.append(reader.block(Records("clicks", number, batch)))
         number += len(batch)
     return reader.batch(some)
 
@@ -234,7 +234,7 @@ def test_any_table_is_read_as_a_loop_over_its_rows_does(made, chunk) -> None:
     (Column("c", "categorical", "integer"), ["1", "1.0"],
      "row 1, column 'c': must be an integer of 64 bits, got '1.0'."),
     (Column("c", "categorical", "integer", bag=True), [["1"], [], ["x" * 99]],
-     f"rows 0 to 2, column 'c': must be an integer of 64 bits, got '{'x' * 60}...'."),
+     f"row 2, column 'c': must be an integer of 64 bits, got '{'x' * 60}...'."),
 ])  # fmt: skip
 def test_values_that_may_not_be_are_named(column, values, message) -> None:
     table = pa.table({column.name: values, "item": range(len(values))})
@@ -261,8 +261,7 @@ def test_words_of_a_dictionary_that_no_row_has_may_be_any(bag) -> None:
     for words in ("7", "8"), ("7", "8", "x"), ("7", "8", "x", "y", "z"):
         ids = read(table(*words), schema).ids
         assert (ids.first_of(0, 0) if bag else ids[:, 0]).tolist() == [7, MISSING, 8]
-    where = "rows 0 to 2" if bag else "row 2"
-    with pytest.raises(ValueError, match=f"clicks, {where}, column 'c': .* got 'x'"):
+    with pytest.raises(ValueError, match="clicks, row 2, column 'c': .* got 'x'"):
         read(table("7", "x"), schema)
 
 
@@ -330,6 +329,13 @@ def test_no_rows_are_a_batch_too() -> None:
 
 
 def test_rows_of_several_blocks_are_batched() -> None:
-    blocks = [Records("a", 0, pa.record_batch({"x": pa.array(range(n))})) for n in (3, 0, 4)]
-    got = [[part.columns["x"].to_pylist() for part in some] for some in batched(blocks, [0, 2, 4])]
+    reader = ArrowReader(Schema([ITEM]), labels=False)
+    blocks = [
+        reader.block(Records("a", 0, pa.record_batch({"item": pa.array(range(n), "i8")})))
+        for n in (3, 0, 4)
+    ]
+    got = [
+        [reader.batch([part]).ids[:, 0].tolist() for part in some]
+        for some in batched(blocks, [0, 2, 4])
+    ]
     assert got == [[], [[0, 1]], [[2], [0, 1, 2]]]

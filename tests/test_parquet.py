@@ -130,15 +130,14 @@ def test_text_that_repeats_is_decoded_as_dictionaries(tmp_path, monkeypatch) -> 
                "many": [f"{i} is a word" for i in range(size)]}  # fmt: skip
     columns["few"][2000:4000] = [f"other {i % 9}" for i in range(2000)]
     pq.write_table(pa.table(columns), tmp_path / "a", row_group_size=2000)
-    seen, batch = [], ArrowReader.batch
+    seen, block = [], ArrowReader.block
 
-    def watched(self, some, *more):
-        for part in some:
-            types = [str(column.type)[:10] for column in part.columns]
-            seen.append(dict(zip(part.columns.schema.names, types, strict=True)))
-        return batch(self, some, *more)
+    def watched(self, records):
+        types = [str(column.type)[:10] for column in records.columns]
+        seen.append(dict(zip(records.columns.schema.names, types, strict=True)))
+        return block(self, records)
 
-    monkeypatch.setattr(ArrowReader, "batch", watched)
+    monkeypatch.setattr(ArrowReader, "block", watched)
     schema = Schema(
         [Column("few", "categorical", "string"), Column("many", "categorical", "string")]
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from cupyrec.data.schema import Column, Schema
 from cupyrec.data.text_ids import text_ids
 from cupyrec.ragged import Bags
 
-__all__ = ["ArrowReader", "Records", "batched", "is_text"]
+__all__ = ["ArrowReader", "Block", "Records", "batched", "is_text"]
 
 _ENCODINGS = {"hex": fields.HEX, "integer": fields.INTEGER, "string": fields.STRING}
 #: Types that the loops read as they are; others are cast first.
@@ -56,41 +56,58 @@ class Records:
     number: int
     columns: pa.RecordBatch
 
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Records that `ArrowReader.block` has looked at, of which a batch has some rows.
+
+    Attributes
+    ----------
+    records : Records
+    values : dict
+        By the number of a column what the loops read; it keeps what the table's addresses point to.
+    table : (C, 8) int64
+        What tells `columns.write` of the columns.
+    start, stop : int
+        The first row, and the one behind the last.
+
+    Examples
+    --------
+    See `batched`.
+    """
+
+    records: Records
+    values: dict[int, _Values]
+    table: np.ndarray
+    start: int
+    stop: int
+
     def __len__(self) -> int:
-        return self.columns.num_rows
-
-    def part(self, start: int, stop: int) -> Records:
-        """Return some of the rows, as a view: from `start` on and before `stop`.
-
-        Examples
-        --------
-        See `batched`.
-        """
-        start, stop = min(start, len(self)), min(stop, len(self))
-        columns = self.columns.slice(start, stop - start)
-        return Records(self.where, self.number + start, columns)
+        return self.stop - self.start
 
 
-def batched(blocks: Iterable[Records], sizes: Iterable[int]) -> Iterator[list[Records]]:
+def batched(blocks: Iterable[Block], sizes: Iterable[int]) -> Iterator[list[Block]]:
     """Yield as many rows at a time as `sizes` say, of one block or several.
 
     Examples
     --------
-    >>> rows = Records("a.parquet", 0, pa.record_batch({"x": [1, 2, 3]}))
-    >>> for some in batched([rows, rows], [2, 3]):
-    ...     print([(part.number, part.columns["x"].to_pylist()) for part in some])
-    [(0, [1, 2])]
-    [(2, [3]), (0, [1, 2])]
+    >>> reader = ArrowReader(Schema([Column("x", "numeric")]), labels=False)
+    >>> block = reader.block(Records("a.parquet", 0, pa.record_batch({"x": [1, 2, 3]})))
+    >>> for some in batched([block, block], [2, 3]):
+    ...     print([(part.start, part.stop) for part in some])
+    [(0, 2)]
+    [(2, 3), (0, 2)]
     """
-    blocks, at, rows = iter(blocks), 0, None
+    blocks, at, block = iter(blocks), 0, None
     for size in sizes:
         some = []
         while size:
-            if rows is None or at == len(rows):
-                rows, at = next(blocks), 0
-            stop = min(at + size, len(rows))
+            if block is None or at == block.stop:
+                block = next(blocks)
+                at = block.start
+            stop = min(at + size, block.stop)
             if stop > at:
-                some.append(rows.part(at, stop))
+                some.append(dataclasses.replace(block, start=at, stop=stop))
             size, at = size - (stop - at), stop
         yield some
 
@@ -116,7 +133,7 @@ class ArrowReader:
     >>> reader = ArrowReader(Schema([Column("item", "categorical", "hex")]), labels=False)
     >>> table = pa.record_batch({"price": [7, 8], "item": ["ff", None]})
     >>> reader.check(table.schema, "table")
-    >>> reader.batch([Records("table", 0, table)]).ids.tolist()
+    >>> reader.batch([reader.block(Records("table", 0, table))]).ids.tolist()
     [[255], [-9223372036854775808]]
     """
 
@@ -164,7 +181,22 @@ class ArrowReader:
             if rule := _broken(column, type_):
                 raise TypeError(f"{told}: {rule}, got {type_}.")
 
-    def batch(self, some: Sequence[Records], first: int = 0, total: int = -1) -> Batch:
+    def block(self, records: Records) -> Block:
+        """Look at columns once for all batches that have some of their rows.
+
+        Raises
+        ------
+        ValueError
+            A text is not one that its column may have.
+        """
+        table, values = self._layout.copy(), {}
+        for number, column in enumerate(self.columns):
+            array = records.columns.column(column.name)
+            values[number] = _values(array, column, records, self._known)
+            table[number, columns.TYPE :] = values[number].told()
+        return Block(records, values, table, 0, records.columns.num_rows)
+
+    def batch(self, some: Sequence[Block], first: int = 0, total: int = -1) -> Batch:
         """Return rows as a batch.
 
         Raises
@@ -178,17 +210,16 @@ class ArrowReader:
         labels = np.empty((size, self._tasks), np.float32)
         weights = np.empty((size, self._tasks * self._schema.has_weights), np.float32)
         row, bags = 0, [] if some else [_no_bags(ids.shape[1])]
-        for rows in some:
-            kept, table = self._told(rows)
-            arrays = (array[row : row + len(rows)] for array in (dense, ids, labels, weights))
-            at, column = columns.write(table, 0, *arrays)
+        for block in some:
+            end = row + len(block)
+            arrays = (array[row:end] for array in (dense, ids, labels, weights))
+            at, column = columns.write(block.table, block.start, *arrays)
             if column >= 0:
-                name = self.columns[column].name
-                raise ValueError(_sentence(rows, name, _RULES[table[column, columns.WHAT]], at))
+                rule = _RULES[block.table[column, columns.WHAT]]
+                raise ValueError(_sentence(block.records, self.columns[column].name, rule, at))
             if self._schema.has_bags:
-                bags.append(self._bags(kept, ids[row : row + len(rows)]))
-            row += len(rows)
-            del kept  # what the addresses in the table point to
+                bags.append(self._bags(block, ids[row:end]))
+            row = end
         return Batch(
             dense,
             Bags.joined(bags) if self._schema.has_bags else ids,
@@ -198,24 +229,16 @@ class ArrowReader:
             weights if weights.shape[1] else None,
         )
 
-    def _told(self, rows: Records) -> tuple[dict[int, _Values], np.ndarray]:
-        """Values of the columns by their number, and the table that tells the loop about them."""
-        table, kept = self._layout.copy(), {}
-        for number, column in enumerate(self.columns):
-            array = rows.columns.column(column.name)
-            kept[number] = values = _values(array, column, rows, self._known)
-            table[number, columns.TYPE :] = values.told()
-        return kept, table
-
-    def _bags(self, kept: dict[int, _Values], ids: np.ndarray) -> Bags:
+    def _bags(self, block: Block, ids: np.ndarray) -> Bags:
         """Bags of rows whose ids of scalar columns are written."""
         rows, tables = ids.shape
         lengths, lists = np.ones((rows, tables), np.int64), np.zeros((tables, 3), np.int64)
-        for number, values in kept.items():
+        part = slice(block.start, block.stop)
+        for number, values in block.values.items():
             if values.lengths is not None:
                 place = self._layout[number, columns.PLACE]
-                lengths[:, place] = values.lengths
-                arrays = values.ids, values.starts, values.lengths
+                lengths[:, place] = values.lengths[part]
+                arrays = values.ids, values.starts[part], values.lengths[part]
                 lists[place] = [array.ctypes.data for array in arrays]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         flat = np.empty(offsets[-1], np.int64)
@@ -246,7 +269,7 @@ class _Values(NamedTuple):
         return _TYPES[self.array.type.id], address, holes, first
 
 
-def _values(array: pa.Array, column: Column, rows: Records, known: _Known) -> _Values:
+def _values(array: pa.Array, column: Column, records: Records, known: _Known) -> _Values:
     """A column as the loops read it."""
     if column.kind != "categorical":
         if pa.types.is_dictionary(array.type):
@@ -255,7 +278,7 @@ def _values(array: pa.Array, column: Column, rows: Records, known: _Known) -> _V
             array = array.cast(pa.float64(), safe=False)  # as a field of text is read
         return _Values(array)
     if not column.bag:
-        ids = _ids(array, column, rows, known, scalar=True)
+        ids = _ids(array, column, records, known)
         return _Values(ids=ids) if isinstance(ids, np.ndarray) else _Values(ids)
     if pa.types.is_null(array.type):
         array = array.cast(pa.list_(pa.null()))
@@ -268,21 +291,27 @@ def _values(array: pa.Array, column: Column, rows: Records, known: _Known) -> _V
     if array.null_count:
         lengths[~array.is_valid().to_numpy(zero_copy_only=False)] = 0
     starts = starts[:-1] - starts[0]
-    return _Values(ids=_all_ids(elements, column, rows, known), starts=starts, lengths=lengths)
+    ids = _all_ids(elements, column, records, known, starts)
+    return _Values(ids=ids, starts=starts, lengths=lengths)
 
 
 def _ids(
-    array: pa.Array, column: Column, rows: Records, known: _Known, scalar: bool = False
+    array: pa.Array,
+    column: Column,
+    records: Records,
+    known: _Known,
+    starts: np.ndarray | None = None,
 ) -> pa.Array | np.ndarray:
-    """A categorical column as integers, which may have holes, or as ids."""
+    """A categorical column as integers, which may have holes, or as ids; of the elements of lists
+    it is told where each of these starts."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         words = _without_views(array.dictionary)
         if column.name not in known or not _same(known[column.name][0], words):
             try:
-                known[column.name] = words, _all_ids(words, column, rows, known)
+                known[column.name] = words, _all_ids(words, column, records, known)
             except ValueError:  # of a word that these rows need not have
-                return _ids(words.take(array.indices), column, rows, known, scalar)
+                return _ids(words.take(array.indices), column, records, known, starts)
         places = array.indices
         short = places.type.id == pa.int32().id
         places = places if short else places.cast(pa.int64())
@@ -316,11 +345,10 @@ def _ids(
             text = array[bad].as_py()
             text = text if isinstance(text, str) else text.decode("utf-8", "backslashreplace")
             text = text[:60] + "..." if len(text) > 60 else text
-            number, end = rows.number, rows.number + len(rows)
-            at = f"row {number + bad}" if scalar else f"rows {number} to {end - 1}"
+            row = bad if starts is None else np.searchsorted(starts, bad, "right") - 1
             raise ValueError(
-                f"{rows.where}, {at}, column {column.name!r}: {_TEXT_RULES[column.encoding]}, "
-                f"got {text!r}."
+                f"{records.where}, row {records.number + row}, column {column.name!r}: "
+                f"{_TEXT_RULES[column.encoding]}, got {text!r}."
             )
     return ids
 
@@ -333,9 +361,9 @@ def _same(a: pa.Array, b: pa.Array) -> bool:
     return all(x is y if x is None or y is None else x.equals(y) for x, y in pairs)
 
 
-def _all_ids(array: pa.Array, column: Column, rows: Records, known: _Known) -> np.ndarray:
-    """A categorical column's ids, (N,) int64."""
-    ids = _ids(array, column, rows, known)
+def _all_ids(array: pa.Array, column: Column, *more: Any) -> np.ndarray:
+    """The same as ids, (N,) int64."""
+    ids = _ids(array, column, *more)
     if isinstance(ids, np.ndarray):
         return ids
     table, out = np.zeros((1, 8), np.int64), np.empty((len(ids), 1), np.int64)
@@ -345,10 +373,10 @@ def _all_ids(array: pa.Array, column: Column, rows: Records, known: _Known) -> n
     return out[:, 0]
 
 
-def _sentence(rows: Records, name: str, rule: str, at: int) -> str:
-    value = rows.columns.column(name)[at].as_py()
+def _sentence(records: Records, name: str, rule: str, at: int) -> str:
+    value = records.columns.column(name)[at].as_py()
     told = "a null" if value is None else repr(value)
-    return f"{rows.where}, row {rows.number + at}, column {name!r}: {rule}, got {told}."
+    return f"{records.where}, row {records.number + at}, column {name!r}: {rule}, got {told}."
 
 
 def _no_bags(tables: int) -> Bags:

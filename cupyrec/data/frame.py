@@ -121,6 +121,6 @@ class Frame:
         first, last = share_of(stop - start, self._rank, self._ranks)
         at, some = start + first, []
         for columns in self._table.slice(at, last - first).to_batches(max_chunksize=_ROWS):
-            some.append(Records("Frame", at, columns))
+            some.append(self._reader.block(Records("Frame", at, columns)))
             at += columns.num_rows
         return self._reader.batch(some, first, stop - start)

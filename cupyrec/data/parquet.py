@@ -174,8 +174,9 @@ class Parquet:
         sizes = ([stop - start for start, stop in shares(step)] for step in steps)
         blocks = prefetch(self._blocks(start, stop), _AHEAD)
         with contextlib.closing(blocks):
-            some = batched(blocks, (stop - start for start, stop in
-                                    (shares(step)[self._rank] for step in steps)))  # fmt: skip
+            some = batched(map(self._reader.block, blocks), (
+                stop - start for start, stop in (shares(step)[self._rank] for step in steps)
+            ))  # fmt: skip
             for rows, lengths in zip(some, sizes, strict=True):
                 yield self._reader.batch(rows, sum(lengths[: self._rank]), sum(lengths))
 
@@ -191,9 +192,11 @@ class Parquet:
                 at = int(ends[wanted[0]] - groups[wanted[0]])
                 check_unchanged({path: self._states[path]})  # since those before it were read
                 for columns in _decoded(path, wanted.tolist(), names, coded):
-                    rows = Records(str(path), at - before, columns)
-                    yield rows.part(max(start - at, 0), stop - at)
-                    at += len(rows)
+                    skipped, rows = max(start - at, 0), columns.num_rows
+                    if skipped < rows:
+                        part = columns.slice(skipped, stop - at - skipped)
+                        yield Records(str(path), at - before + skipped, part)
+                    at += rows
 
 
 def _look_at(path: Path, reader: ArrowReader) -> tuple[np.ndarray, list[str]]:
