@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, cpu, errors, metrics
-from cupyrec.autograd import no_grad
+from cupyrec.autograd import Tensor, no_grad
 from cupyrec.data import Arrays, Batch, RankSlices, prefetch
 from cupyrec.nn import Module
 from cupyrec.ops.elementwise import sigmoid
@@ -58,8 +58,9 @@ def evaluate(
     ------
     FloatingPointError
         A logit is not finite.
-    ValueError
-        A row has no label, logits and labels are not of as many tasks, or there is no such field.
+    ValueError, TypeError
+        The model returns no logits (B, T), a row has no label, logits and labels are not of as many
+        tasks, or there is no such field.
 
     Examples
     --------
@@ -115,6 +116,8 @@ def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
     ------
     FloatingPointError
         A logit is not finite.
+    ValueError, TypeError
+        The model returns no logits (B, T).
 
     Examples
     --------
@@ -151,6 +154,8 @@ def logits_of(
     ------
     FloatingPointError
         A logit is not finite.
+    ValueError, TypeError
+        The model returns no logits (B, T).
 
     Examples
     --------
@@ -175,7 +180,13 @@ def _outputs(
         with no_grad():
             for batch in batches:
                 moved = batch.to(model.device)
-                logits.append(model(moved.dense, moved.ids).numpy())
+                output = model(moved.dense, moved.ids)
+                if not isinstance(output, Tensor):
+                    raise TypeError(
+                        f"model: must return a Tensor of logits, got {type(output).__name__}."
+                    )
+                errors.axes("model", dense=(batch.dense, "B N"), logits=(output, "B T"))
+                logits.append(output.numpy())
                 if batch.labels is not None:
                     labels.append(arrays.to_host(batch.labels))
                 if group is not None:

@@ -177,6 +177,8 @@ def fit(
     errors.at_least_0("fit", "min_delta", min_delta)
     if group is not None:
         errors.count("fit", "group", group)
+    if run is not None and not isinstance(run, RunFolder):
+        raise TypeError(f"fit: 'run' must be a RunFolder, got {type(run).__name__}.")
     ranks = model.ranks
     train, valid = dataset_of(model, train), None if valid is None else dataset_of(model, valid)
     optimizer = Adagrad(model.parameters(), lr=0.02) if optimizer is None else optimizer

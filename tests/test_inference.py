@@ -56,6 +56,30 @@ def test_evaluation_keeps_the_modes_of_all_parts_even_after_an_error():
     assert (model.training, model.top.training, model.bottom.training) == (True, False, True)
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda z: z[:, 0], ValueError, "model: 'logits' must have axes (B, T), got shape (10,)."),
+        (
+            lambda z: z[:4],
+            ValueError,
+            "model: 'logits' must have B = 10 like 'dense', got shape (4, 1).",
+        ),
+        (lambda z: [z, z], TypeError, "model: must return a Tensor of logits, got list."),
+    ],
+)
+def test_a_model_that_returns_no_logits(change, error, text):
+    class Changed(nn.Module):
+        def __init__(self):
+            self.own = small()
+
+        def forward(self, dense, ids):
+            return change(self.own(dense, ids))
+
+    with pytest.raises(error, match=sentence(text)):
+        cupyrec.predict(Changed(), trial.planted(10)[:2])
+
+
 def test_probabilities_of_extreme_logits():
     class Itself(nn.Module):
         def forward(self, dense, ids):

@@ -163,6 +163,7 @@ def test_bags_are_trained_on_and_grouped_by_their_first_id():
         ({"patience": -1}, ValueError, "fit: 'patience' must be at least 0, got -1."),
         ({"save_every": 2.5}, TypeError, "fit: 'save_every' must be an integer, got 2.5."),
         ({"group": "user"}, TypeError, "fit: 'group' must be an integer, got 'user'."),
+        ({"run": "runs/mine"}, TypeError, "fit: 'run' must be a RunFolder, got str."),
     ],
 )  # fmt: skip
 def test_refuses(options, error, text):
