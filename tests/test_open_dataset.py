@@ -66,3 +66,10 @@ def test_malformed_lines_of_text_may_be_skipped(files) -> None:
     assert sum(map(len, data.batches(9))) == 2
     with pytest.raises(ValueError, match="line 2"):
         list(open_dataset(files["text"], SCHEMA).batches(9))
+
+
+def test_a_folder_is_no_file(files, monkeypatch) -> None:
+    monkeypatch.chdir(files["text"].parent)
+    for path in (".", "..", files["text"].parent):
+        with pytest.raises(IsADirectoryError, match="must be a file, got a folder"):
+            open_dataset(path, SCHEMA)

@@ -62,11 +62,11 @@ def test_without_labels_there_are_no_weights(write):
 
 
 @pytest.mark.parametrize(("text", "told"), [
-    ("1,-1,7", "'weight': the weight must be a finite number, not negative, got '-1'."),
-    ("1,,7", "'weight': the weight must be a finite number, not negative, got ''."),
-    ("1,nan,7", "'weight': the weight must be a finite number, not negative, got 'nan'."),
-    ("1,1e39,7", "'weight': the weight must be a finite number, not negative, got '1e39'."),
-    ("1,inf,7", "'weight': the weight must be a finite number, not negative, got 'inf'."),
+    ("1,-1,7", "'weight': the weight must be a finite number of at least 0, got '-1'."),
+    ("1,,7", "'weight': the weight must be a finite number of at least 0, got ''."),
+    ("1,nan,7", "'weight': the weight must be a finite number of at least 0, got 'nan'."),
+    ("1,1e39,7", "'weight': the weight must be a finite number of at least 0, got '1e39'."),
+    ("1,inf,7", "'weight': the weight must be a finite number of at least 0, got 'inf'."),
     ("1,1,7 x", "'seen': each id must be an integer of 64 bits, got '7 x'."),
     ("1,1,7;8", "'seen': each id must be an integer of 64 bits, got '7;8'."),
     ("1,1,7,8", "4: a line must have 3 columns, got 4."),
@@ -75,7 +75,7 @@ def test_without_labels_there_are_no_weights(write):
     ('1,"1"x,7', "'weight': a field that begins with a quote must end with one, got '\"1\"x'."),
     ('1,1,"7', "'seen': a field that begins with a quote must end with one, got '\"7'."),
     ('1,1,"7""', "'seen': a field that begins with a quote must end with one, got '\"7\"\"'."),
-    ('1,"x",7', "'weight': the weight must be a finite number, not negative, got 'x'."),
+    ('1,"x",7', "'weight': the weight must be a finite number of at least 0, got 'x'."),
 ])  # fmt: skip
 def test_malformed_fields(write, text, told):
     schema = Schema((CLICK, WEIGHT, SEEN), ",", quotes=True)

@@ -63,7 +63,7 @@ def test_empty_files(write):
     assert str(caught.value) == f"{empty}: must have at least one row, got an empty file."
     zipped = write(gzip.compress(b""), "empty.gz")
     with pytest.raises(ValueError) as caught:
-        rows(TSV([full, zipped], schema), 1)
+        TSV([full, zipped], schema)
     assert str(caught.value) == f"{zipped}: must have at least one row, got an empty file."
     wrong = write("x\ny\n", "wrong.tsv")
     with pytest.raises(ValueError) as caught:

@@ -17,7 +17,6 @@ from cupyrec.ragged import Bags
 
 __all__ = ["ArrowReader", "Block", "Records", "batched", "is_text"]
 
-_ENCODINGS = {"hex": fields.HEX, "integer": fields.INTEGER, "string": fields.STRING}
 #: Types that the loops read as they are; others are cast first.
 _TYPES = {
     pa.int32().id: columns.INT32, pa.int64().id: columns.INT64,
@@ -27,12 +26,6 @@ _TEXTS = {
     pa.string().id, pa.large_string().id, pa.string_view().id,
     pa.binary().id, pa.large_binary().id, pa.binary_view().id,
 }  # fmt: skip
-_RULES = {
-    columns.NUMBER: "must be a finite number",
-    columns.LABEL: "the label must be 0 or 1",
-    columns.WEIGHT: "the weight must be a finite number of at least 0",
-}
-_TEXT_RULES = {"hex": "must be 1 to 16 hex digits", "integer": "must be an integer of 64 bits"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,8 +208,7 @@ class ArrowReader:
             arrays = (array[row:end] for array in (dense, ids, labels, weights))
             at, column = columns.write(block.table, block.start, *arrays)
             if column >= 0:
-                rule = _RULES[block.table[column, columns.WHAT]]
-                raise ValueError(_sentence(block.records, self.columns[column].name, rule, at))
+                raise ValueError(_sentence(block.records, self.columns[column], at))
             if self._schema.has_bags:
                 bags.append(self._bags(block, ids[row:end]))
             row = end
@@ -340,15 +332,12 @@ def _ids(
         data = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
         holes = bits is not None and array.null_count
         bits = np.frombuffer(bits, np.uint8) if holes else np.empty(0, np.uint8)
-        bad = text_ids(data, offsets, bits, array.offset, _ENCODINGS[column.encoding], ids)
+        bad = text_ids(data, offsets, bits, array.offset, fields.ENCODINGS[column.encoding], ids)
         if bad >= 0:
-            text = array[bad].as_py()
-            text = text if isinstance(text, str) else text.decode("utf-8", "backslashreplace")
-            text = text[:60] + "..." if len(text) > 60 else text
             row = bad if starts is None else np.searchsorted(starts, bad, "right") - 1
             raise ValueError(
                 f"{records.where}, row {records.number + row}, column {column.name!r}: "
-                f"{_TEXT_RULES[column.encoding]}, got {text!r}."
+                f"{fields.RULES[column.encoding]}, got {fields.shown(array[bad].as_py())}."
             )
     return ids
 
@@ -373,10 +362,11 @@ def _all_ids(array: pa.Array, column: Column, *more: Any) -> np.ndarray:
     return out[:, 0]
 
 
-def _sentence(records: Records, name: str, rule: str, at: int) -> str:
-    value = records.columns.column(name)[at].as_py()
+def _sentence(records: Records, column: Column, at: int) -> str:
+    value = records.columns.column(column.name)[at].as_py()
     told = "a null" if value is None else repr(value)
-    return f"{records.where}, row {records.number + at}, column {name!r}: {rule}, got {told}."
+    where = f"{records.where}, row {records.number + at}, column {column.name!r}"
+    return f"{where}: {fields.RULES[column.kind]}, got {told}."
 
 
 def _no_bags(tables: int) -> Bags:

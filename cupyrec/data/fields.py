@@ -16,13 +16,23 @@ from numba.extending import intrinsic
 from cupyrec import cpu
 
 __all__ = [
-    "HEX", "IGNORE", "INTEGER", "LABEL", "MISSING", "NUMERIC", "STRING", "WEIGHT", "log1p", "parse",
+    "ENCODINGS", "HEX", "IGNORE", "INTEGER", "LABEL", "MISSING", "NUMERIC", "RULES", "STRING",
+    "WEIGHT", "log1p", "parse", "shown",
 ]  # fmt: skip
 
 #: Id of an empty categorical field: INT64_MIN.
 MISSING = np.int64(-(2**63))
 #: What a column of the file is read as; those from HEX on become ids.
 IGNORE, LABEL, WEIGHT, NUMERIC, HEX, INTEGER, STRING = range(7)
+ENCODINGS = {"hex": HEX, "integer": INTEGER, "string": STRING}
+#: What values must be, by encoding, else kind.
+RULES = {
+    "label": "the label must be 0 or 1",
+    "weight": "the weight must be a finite number of at least 0",
+    "numeric": "must be a finite number",
+    "hex": "must be 1 to 16 hex digits",
+    "integer": "must be an integer of 64 bits",
+}
 
 _NEWLINE, _PLUS, _MINUS, _POINT, _ZERO, _E, _QUOTE = b'\n+-.0e"'
 # Fowler, Noll and Vo's hash 1a. Saved models hold such ids: it never changes.
@@ -35,6 +45,18 @@ for _digit in range(16):
 
 _POWERS = 10.0 ** np.arange(23)  # exact
 _LOGARITHMS = np.array([math.log1p(k) for k in range(4096)])
+
+
+def shown(text: bytes | str) -> str:
+    """Return a value as sentences show it: not more of it than tells which it is.
+
+    Examples
+    --------
+    >>> print(shown(b"caf\\xe9"), len(shown("x" * 1000)))
+    'caf\\\\xe9' 65
+    """
+    text = text if isinstance(text, str) else text.decode("utf-8", "backslashreplace")
+    return repr(text[:60] + "..." if len(text) > 60 else text)
 
 
 @intrinsic

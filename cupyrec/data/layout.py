@@ -15,7 +15,6 @@ from cupyrec.data.schema import Column, Schema
 
 __all__ = ["Layout", "Layouts", "content", "split"]
 
-_ENCODINGS = {"hex": fields.HEX, "integer": fields.INTEGER, "string": fields.STRING}
 _QUOTED = re.compile(rb'"(?:[^"]|"")*"')
 
 
@@ -102,7 +101,7 @@ class Layouts:
             row = (fields.IGNORE, 0, 0, -1, -1)
             if kind == "categorical":
                 separator = ord(column.separator) if column.bag else -1
-                row = (_ENCODINGS[column.encoding], tables[column.table], 0, -1, separator)
+                row = (fields.ENCODINGS[column.encoding], tables[column.table], 0, -1, separator)
             elif kind == "numeric":
                 bucket = tables.get(column.table, -1)
                 logarithm = column.transform == "log"

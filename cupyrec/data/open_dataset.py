@@ -25,8 +25,7 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     path = Path(path)
     if path.suffix in (".parquet", ".pq"):
         return "parquet"
-    prefix = path.with_name(f"{path.name}_dense.npy")
-    if path.suffix == ".npy" or (not path.exists() and prefix.exists()):
+    if path.suffix == ".npy" or (not path.exists() and Path(f"{path}_dense.npy").exists()):
         return "npy"
     return "text"
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cupyrec import cpu, errors
+from cupyrec.data import fields
 from cupyrec.data.batch import Batch, share_of
 from cupyrec.data.in_order import in_order
 from cupyrec.data.layout import Layouts, content, split
@@ -24,13 +25,6 @@ logger = logging.getLogger("cupyrec")
 
 _FEW = 256  # rows are read in the time that it takes to hand them to a thread
 _MOST_THREADS = 4  # one more finds the lines, and has to keep up
-_RULES = {  # by encoding, else kind
-    "label": "the label must be 0 or 1",
-    "weight": "the weight must be a finite number, not negative",
-    "numeric": "must be a finite number",
-    "hex": "must be 1 to 16 hex digits",
-    "integer": "must be an integer of 64 bits",
-}
 
 
 class TSV:
@@ -69,9 +63,9 @@ class TSV:
     FileNotFoundError, IsADirectoryError
         A path is no file.
     ValueError
-        A file is a pipe or empty, its header lacks a column of the schema or has it twice, or the
-        schema has no label and `labels` is true. While reading: a line is malformed, a compressed
-        file damaged, or a file has changed since or has no rows.
+        A file is a pipe or has no rows, its header lacks a column of the schema or has it twice, or
+        the schema has no label and `labels` is true. While reading: a line is malformed, a
+        compressed file damaged, a file has changed since, or has malformed lines alone.
 
     Examples
     --------
@@ -96,9 +90,6 @@ class TSV:
         on_error: str = "raise",
     ) -> None:
         self.paths = log_files("TSV", paths)
-        for path in self.paths:
-            if path.stat().st_size == 0:  # compressed ones show when they are read
-                raise ValueError(f"{path}: must have at least one row, got an empty file.")
         if labels and not any(column.kind == "label" for column in schema.columns):
             raise ValueError(f"{self.paths[0]}: its schema must have a label column, got none.")
         if on_error not in ("raise", "skip"):
@@ -114,8 +105,8 @@ class TSV:
         self._rank, self._ranks = 0, 1
         self._shape, self._layouts = Shape(schema), Layouts(schema, labels)
         self._states = {path: state_of(path) for path in self.paths}
-        for path in self._states if schema.header else ():
-            self._layouts.of(next(read_lines(path)))
+        for path in self.paths:  # what no row need be read for is told at once
+            self._layouts.of(next(self._blocks(path)))
 
     def of_rank(self, rank: int, ranks: int) -> TSV:
         """Return the dataset for one of several ranks: its rows of each batch, see `Batch.of_rank`.
@@ -261,12 +252,9 @@ class TSV:
             return f"{where} {name}: a line must have {len(names)} columns, got {width}."
         else:
             rule, value = _rule(columns[column]), values[column]
-        value = value.decode("utf-8", "backslashreplace")
-        if len(value) > 60:
-            value = value[:60] + "..."
-        return f"{where} {names[column]!r}: {rule}, got {value!r}."
+        return f"{where} {names[column]!r}: {rule}, got {fields.shown(value)}."
 
 
 def _rule(column: Column) -> str:
-    rule = _RULES[column.encoding or column.kind]
+    rule = fields.RULES[column.encoding or column.kind]
     return f"each id {rule}" if column.bag else rule
