@@ -265,6 +265,17 @@ def test_words_of_a_dictionary_that_no_row_has_may_be_any(bag) -> None:
         read(table("7", "x"), schema)
 
 
+@pytest.mark.parametrize("kind", ["i1", "i4", "i8"])
+def test_places_of_missing_words_may_be_any(kind) -> None:
+    gone = np.array([True, False, True])
+    places = pa.array(np.array([-1, 1, 99], kind), mask=gone)
+    words = pa.DictionaryArray.from_arrays(places, pa.array(["7", "8"]), safe=False)
+    none = pa.DictionaryArray.from_arrays(pa.nulls(3, pa.int32()), pa.array([], pa.string()))
+    schema = Schema([Column("c", "categorical", "integer"), Column("d", "categorical", "integer")])
+    batch = read(pa.table({"c": words, "d": none}), schema, labels=False)
+    assert batch.ids.tolist() == [[MISSING, MISSING], [8, MISSING], [MISSING, MISSING]]
+
+
 def test_whole_numbers_are_rounded_as_in_text() -> None:
     # Above halfway between two float32, but halfway as a float64, which is rounded to even.
     table = pa.table({"x": [2**60 + 2**36 + 1, None], "item": [1, 2]})

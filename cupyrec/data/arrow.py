@@ -59,7 +59,7 @@ class Block:
     records : Records
     values : dict
         By the number of a column what the loops read; it keeps what the table's addresses point to.
-    table : (C, 8) int64
+    table : (C, 9) int64
         What tells `columns.write` of the columns.
     start, stop : int
         The first row, and the one behind the last.
@@ -149,7 +149,7 @@ class ArrowReader:
                 rows.append((columns.LABEL, next(tasks), 0, -1))
             else:
                 rows.append((columns.WEIGHT, 0, 0, -1))
-        self._layout = np.zeros((len(rows), 8), np.int64)
+        self._layout = np.zeros((len(rows), 9), np.int64)
         self._layout[:, :4] = rows
 
     def check(self, given: pa.Schema, where: str) -> None:
@@ -243,22 +243,25 @@ _Known = dict[str, tuple[pa.Array, np.ndarray]]
 
 
 class _Values(NamedTuple):
-    """What the loops read of a column: an array of a type that they know, or lists of ids."""
+    """What the loops read of a column: an array of a type that they know, ids, an array of places
+    among ids, or lists of ids."""
 
     array: pa.Array | None = None
     ids: np.ndarray | None = None
     starts: np.ndarray | None = None
     lengths: np.ndarray | None = None
 
-    def told(self) -> tuple[int, int, int, int]:
-        """Type, address of the values, that of their validity bits or 0, first of these bits."""
+    def told(self) -> tuple[int, int, int, int, int]:
+        """Type, address of the values, that of their validity bits or 0, first of these bits,
+        address of the ids among which the values are places or 0."""
+        ids = 0 if self.ids is None else self.ids.ctypes.data
         if self.array is None:
-            return columns.INT64, 0 if self.ids is None else self.ids.ctypes.data, 0, 0
+            return columns.INT64, ids, 0, 0, 0
         bits, values = self.array.buffers()
         width, first = self.array.type.bit_width // 8, self.array.offset
         address = values.address + first * width if values is not None else 0
         holes = bits.address if bits is not None and self.array.null_count else 0
-        return _TYPES[self.array.type.id], address, holes, first
+        return _TYPES[self.array.type.id], address, holes, first, ids
 
 
 def _values(array: pa.Array, column: Column, records: Records, known: _Known) -> _Values:
@@ -270,8 +273,7 @@ def _values(array: pa.Array, column: Column, records: Records, known: _Known) ->
             array = array.cast(pa.float64(), safe=False)  # as a field of text is read
         return _Values(array)
     if not column.bag:
-        ids = _ids(array, column, records, known)
-        return _Values(ids=ids) if isinstance(ids, np.ndarray) else _Values(ids)
+        return _ids(array, column, records, known)
     if pa.types.is_null(array.type):
         array = array.cast(pa.list_(pa.null()))
     if pa.types.is_fixed_size_list(array.type):
@@ -293,35 +295,27 @@ def _ids(
     records: Records,
     known: _Known,
     starts: np.ndarray | None = None,
-) -> pa.Array | np.ndarray:
-    """A categorical column as integers, which may have holes, or as ids; of the elements of lists
-    it is told where each of these starts."""
+) -> _Values:
+    """A categorical column; of the elements of lists it is told where each of these starts."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         words = _without_views(array.dictionary)
+        if not len(words):  # all are missing
+            return _Values(ids=np.full(len(array), fields.MISSING))
         if column.name not in known or not _same(known[column.name][0], words):
             try:
                 known[column.name] = words, _all_ids(words, column, records, known)
             except ValueError:  # of a word that these rows need not have
                 return _ids(words.take(array.indices), column, records, known, starts)
         places = array.indices
-        short = places.type.id == pa.int32().id
-        places = places if short else places.cast(pa.int64())
-        bits, values = places.buffers()
-        ids = np.full(len(array), fields.MISSING)
-        if len(array) > array.null_count:
-            values = np.frombuffer(values, np.int32 if short else np.int64)
-            values = values[places.offset : places.offset + len(array)]
-            holes = bits is not None and array.null_count
-            bits = np.frombuffer(bits, np.uint8) if holes else np.empty(0, np.uint8)
-            columns.pick(values, bits, places.offset, known[column.name][1], ids)
-        return ids
+        return _Values(places if places.type.id in _TYPES else places.cast(pa.int64()),
+                       known[column.name][1])  # fmt: skip
     if kind.id in _TYPES:
-        return array
+        return _Values(array)
     if pa.types.is_uint64(kind):
-        return array.view(pa.int64())
+        return _Values(array.view(pa.int64()))
     if not is_text(kind):
-        return array.cast(pa.int64())
+        return _Values(array.cast(pa.int64()))
     array = _without_views(array)
     large = array.type.id in (pa.large_string().id, pa.large_binary().id)
     bits, offsets, data = array.buffers()
@@ -339,7 +333,7 @@ def _ids(
                 f"{records.where}, row {records.number + row}, column {column.name!r}: "
                 f"{fields.RULES[column.encoding]}, got {fields.shown(array[bad].as_py())}."
             )
-    return ids
+    return _Values(ids=ids)
 
 
 def _same(a: pa.Array, b: pa.Array) -> bool:
@@ -352,12 +346,12 @@ def _same(a: pa.Array, b: pa.Array) -> bool:
 
 def _all_ids(array: pa.Array, column: Column, *more: Any) -> np.ndarray:
     """The same as ids, (N,) int64."""
-    ids = _ids(array, column, *more)
-    if isinstance(ids, np.ndarray):
-        return ids
-    table, out = np.zeros((1, 8), np.int64), np.empty((len(ids), 1), np.int64)
-    table[0, columns.TYPE :] = _Values(ids).told()
-    none = np.empty((len(ids), 0), np.float32)
+    values = _ids(array, column, *more)
+    if values.array is None:
+        return values.ids
+    table, out = np.zeros((1, 9), np.int64), np.empty((len(array), 1), np.int64)
+    table[0, columns.TYPE :] = values.told()
+    none = np.empty((len(array), 0), np.float32)
     columns.write(table, 0, none, out, none, none)
     return out[:, 0]
 

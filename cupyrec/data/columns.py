@@ -18,7 +18,7 @@ from cupyrec.data import fields
 
 __all__ = [
     "FLOAT32", "FLOAT64", "ID", "INT32", "INT64", "LABEL", "LIST", "NUMBER", "PLACE", "TYPE",
-    "WEIGHT", "WHAT", "fill", "pick", "write",
+    "WEIGHT", "WHAT", "fill", "write",
 ]  # fmt: skip
 
 #: What a column is.
@@ -26,7 +26,7 @@ ID, NUMBER, LABEL, WEIGHT, LIST = range(5)
 #: The type of its values.
 INT32, INT64, FLOAT32, FLOAT64 = range(4)
 #: Places in the row of a table that tells of a column.
-WHAT, PLACE, LOG, BUCKET, TYPE, VALUES, BITS, FIRST = range(8)
+WHAT, PLACE, LOG, BUCKET, TYPE, VALUES, BITS, FIRST, AMONG = range(9)
 _TILE = 64  # rows that are written column after column: they stay in L1, their bits are one word
 
 
@@ -46,10 +46,11 @@ def write(table, start, dense, ids, labels, weights):
 
     Parameters
     ----------
-    table : (C, 8) int64
+    table : (C, 9) int64
         For each column: what it is, its place in the row, whether its logarithm is taken, and the
         place of its bucket in `ids` or -1; then its type, the address of its values, that of its
-        validity bits or 0, and the first of these bits.
+        validity bits or 0, the first of these bits, and the address of the ids among which its
+        values are places or 0, of which there is one at least.
     start : int
     dense, ids, labels, weights : (B, num_dense) float32, (B, num_tables) int64, (B, T) float32
         Written. A missing value is 0.0 in `dense` and `fields.MISSING` in `ids`.
@@ -67,12 +68,16 @@ def write(table, start, dense, ids, labels, weights):
             what, kind = table[column, WHAT], table[column, TYPE]
             if what == LIST:  # `fill` writes them
                 continue
-            holes = np.uint64(0)
+            holes, among = np.uint64(0), table[column, AMONG]
             if table[column, BITS]:
                 holes = _holes(table[column, BITS], table[column, FIRST] + low, rows)
-            how = kind, what, table[column, PLACE], table[column, LOG], table[column, BUCKET], holes
+            place, bucket = table[column, PLACE], table[column, BUCKET]
+            how = kind, what, place, table[column, LOG], bucket, holes, among
             width = 4 if kind == INT32 or kind == FLOAT32 else 8
-            values = _at(table[column, VALUES] + low * width)
+            address = table[column, VALUES] + low * width
+            for line in range(2 * width, 3 * width):  # of the tile after the next
+                cpu.prefetch_far(np.uint64(address + _TILE * line))
+            values = _at(address)
             if kind == INT32:
                 bad = _write_column(carray(values, (rows,), np.int32), how, tile)
             elif kind == INT64:
@@ -119,10 +124,19 @@ def _holes(address, first, rows):
 @cpu.exact_inline
 def _write_column(values, how, tile):
     """Write a column's values; return the number of the first that may not be so, else -1."""
-    (kind, what, place, logarithmic, bucket, holes), (dense, ids, labels, weights) = how, tile
+    (kind, what, place, logarithmic, bucket, holes, among), (dense, ids, labels, weights) = (
+        how,
+        tile,
+    )
     if what == ID:
-        for i in range(len(values)):
-            ids[i, place] = np.int64(values[i])
+        if among:
+            known = carray(_at(among), (1,), np.int64)
+            for i in range(len(values)):
+                there = ~holes >> np.uint64(i) & np.uint64(1)  # else the place may be any
+                ids[i, place] = known[np.uint64(values[i]) * there]
+        else:
+            for i in range(len(values)):
+                ids[i, place] = np.int64(values[i])
         while holes:
             ids[_lowest(holes), place] = fields.MISSING
             holes &= holes - np.uint64(1)
@@ -163,11 +177,6 @@ def _write_column(values, how, tile):
 
 
 @cpu.exact_inline
-def _is_there(bits, number):
-    return bits[number >> 3] >> (number & 7) & 1
-
-
-@cpu.exact_inline
 def _number(value, logarithmic):
     """Return a number as `dense` has it, and its bucket, as `fields.parse` does."""
     if not abs(value) < np.inf:
@@ -194,11 +203,3 @@ def fill(ids, lists, flat):
                 for i in range(starts[row], end):
                     flat[at] = values[i]
                     at += 1
-
-
-@cpu.exact_loop
-def pick(places, bits, first, codes, ids):
-    """Write codes[places[i]] into each `ids[i]` but those whose validity bit first + i is 0."""
-    for i in range(len(places)):
-        if len(bits) == 0 or _is_there(bits, first + i):
-            ids[i] = codes[places[i]]

@@ -22,9 +22,8 @@ from cupyrec.data.schema import Schema
 
 __all__ = ["Parquet"]
 
-_ROWS = 1 << 14  # decoded at a time
+_ROWS = 1 << 15  # decoded at a time
 _AHEAD = 2  # how often, while others become batches
-_BUFFER = 1 << 20  # bytes of a column chunk that are read at a time
 _TEXT_BYTES = 4  # what a plain text takes at least: a column of fewer a row is dictionaries
 _UNBALANCED = 1.25  # times the mean of ranks' rows, from where on each takes rows of every batch
 
@@ -32,7 +31,7 @@ _UNBALANCED = 1.25  # times the mean of ranks' rows, from where on each takes ro
 class Parquet:
     """Rows of Parquet files, in order, their columns by name.
 
-    Files are streamed: some 16,384 rows at a time are decoded, by all cores and in a thread that is
+    Files are streamed: some 32,768 rows at a time are decoded, by all cores and in a thread that is
     ahead of whoever asks for batches. Only the columns of the schema are read; each file may have
     them in an order of its own, and others beside them.
 
@@ -220,10 +219,7 @@ def _look_at(path: Path, reader: ArrowReader) -> tuple[np.ndarray, list[str]]:
 def _decoded(
     path: Path, groups: list[int], names: list[str], coded: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    with (
-        _whole(path),
-        parquet.ParquetFile(path, buffer_size=_BUFFER, read_dictionary=coded) as file,
-    ):
+    with _whole(path), parquet.ParquetFile(path, memory_map=True, read_dictionary=coded) as file:
         yield from file.iter_batches(_ROWS, row_groups=groups, columns=names)
 
 
