@@ -117,15 +117,15 @@ def train(options: argparse.Namespace) -> None:
     )  # fmt: skip
     if test is not None:
         result |= _of_test(inference.evaluate(model, test, group=fitting["group"]))
+    result["seconds"] = time.perf_counter() - start
+    if run is not None:
+        run.log(**result)
+    _print(result)
     if options.trace:
         told = world().all_gather_json("trace", timeline.events(world().rank))
         if world().rank == 0:
             with errors.naming(options.trace):
                 timeline.write(options.trace, told)
-    result["seconds"] = time.perf_counter() - start
-    if run is not None:
-        run.log(**result)
-    _print(result)
 
 
 def evaluate(options: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+import trial
 
 from cupyrec import timeline
 
@@ -51,3 +52,17 @@ def test_late_spans_are_left_out(monkeypatch) -> None:
         with timeline.span("forward"):
             pass
     assert len(timeline.events(0)) == 2
+
+
+def test_the_command_writes_it_after_its_result(tmp_path, capsys) -> None:
+    logs = trial.write_logs(tmp_path)
+    trace = tmp_path / "trace.json"
+    assert trial.train(logs, tmp_path / "run", "--trace", trace) == 0
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"forward", "backward", "update"} <= names
+    capsys.readouterr()
+    nowhere = tmp_path / "none" / "trace.json"
+    assert trial.train(logs, tmp_path / "run", "--overwrite", "--trace", nowhere) == 1
+    said = capsys.readouterr()
+    assert "test_auc" in json.loads(said.out)  # what was trained is not lost
+    assert str(nowhere) in said.err
