@@ -172,6 +172,7 @@ class Tensor:
         """
         return _room(self.data)
 
+    @np.errstate(over="ignore", invalid="ignore")  # the optimizer tells of them
     def backward(self, grad: Any = None) -> None:
         """Add the gradient of this Tensor to every Tensor it was made from.
 

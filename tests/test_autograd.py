@@ -1,11 +1,12 @@
 import gc
 import threading
+import warnings
 
 import numpy as np
 import oracle
 import pytest
 
-from cupyrec import Tensor, autograd, exp, no_grad
+from cupyrec import Tensor, autograd, exp, matmul, no_grad, softmax
 from cupyrec.autograd import Function, is_recording, record, unit_gradient
 from cupyrec.ops.fused_mlp import fused_mlp
 
@@ -406,3 +407,12 @@ def test_leaves_are_what_backward_leaves_a_gradient_in():
     assert [leaf is x for leaf in autograd.leaves(total)] == [True]
     assert [leaf is x for leaf in autograd.leaves(x)] == [True]
     assert autograd.leaves(z) == []
+
+
+def test_gradients_that_overflow_are_no_warning():
+    """With a scaler they are expected, and the optimizer tells of others."""
+    x, weight = leaf([1.0, 2.0]), leaf([1.0], [0.0])
+    with warnings.catch_warnings(action="error"):
+        softmax(matmul(x, weight) * 2).backward(np.array([[np.inf]]))
+        matmul(x, weight).backward(np.array([[np.inf]]))
+    assert np.isnan(x.grad).any()

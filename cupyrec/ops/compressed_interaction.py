@@ -155,7 +155,6 @@ class _CompressedInteraction(Function):
         _products_cpu(x, x0, first, last, self.symmetric, p)
         return rounded(p, self.amp)
 
-    @np.errstate(over="ignore", invalid="ignore")  # the optimizer tells of them
     def backward(self, dy):
         rows, outputs = dy.shape
         dx, dx0 = arrays.empty(self.x.shape, dy.dtype), arrays.empty(self.x0.shape, dy.dtype)

@@ -65,7 +65,6 @@ class _CrossMatrix(Function):
             cpu.parallel(block, rows, row_block(rows, columns))
         return y
 
-    @np.errstate(over="ignore", invalid="ignore")  # the optimizer tells of them
     def backward(self, dy):
         rows, columns = dy.shape
         size = row_block(rows, columns)

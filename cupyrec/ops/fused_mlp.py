@@ -141,7 +141,6 @@ class _FusedMLP(Function):
         if self.amp is not None:
             np.copyto(x, cast_array(x, self.amp))
 
-    @np.errstate(over="ignore", invalid="ignore")  # the optimizer tells of them
     def backward(self, dy):
         layers = len(self.weights)
         rows, size = dy.shape[0], self.row_block
