@@ -202,9 +202,9 @@ def test_a_quote_that_is_not_closed_is_a_byte_as_any_other(tmp_path, field) -> N
 
 def test_where_there_are_no_ids_buckets_are_some(tmp_path) -> None:
     path = tmp_path / "numbers.csv"
-    write_rows(path, "x,y", lambda i: f"{i},{i + 0.5}")
+    write_rows(path, "x,z", lambda i: f"{i},{i + 0.5}")
     schema = check_trains(path, tmp_path)
-    assert schema.table_names == ["x bucket", "y bucket"]
+    assert schema.table_names == ["x bucket", "z bucket"]
     assert inspect(path).comments[""].startswith("no ids were found: buckets of numbers are some")
 
 
@@ -247,7 +247,30 @@ def test_a_log_without_labels_is_told_of(tmp_path) -> None:
     found = inspect(path)
     assert found.comments[""].startswith("no label was found")
     assert found.schema.to_toml(found.comments).startswith("# no label was found")
-    assert Column("click", "numeric") in found.schema.columns
+    assert Column("click", "ignore") in found.schema.columns
+    why = "; named as a label is, which must be 0 or 1 in each row"
+    assert found.comments["click"].endswith(why)
+
+
+def test_comments_say_why_a_column_is_ignored_or_no_id(tmp_path) -> None:
+    names = "day,date,note,always,none,click,target,category_id,y_id"
+    rows = [
+        f"2024-01-0{i},1,{i} {'word ' * 9},x,,{i % 2},{'yes' if i % 3 else 'no'},{i}.0,{i}.5"
+        for i in range(1, 10)
+    ]
+    path = tmp_path / "clicks.csv"
+    path.write_text("\n".join([names, *rows]) + "\n")
+    found = inspect(path)
+    ends = {name: comment.partition("; ")[2] for name, comment in found.comments.items() if name}
+    assert ends == {
+        "day": "a time", "date": "a time", "note": "prose", "always": "the same everywhere",
+        "none": "nothing to learn from", "click": "",
+        "target": "named as a label is, which must be 0 or 1 in each row",
+        "category_id": "named as ids are, which must not be written as floats", "y_id": "",
+    }  # fmt: skip
+    assert kinds(found.schema) == dict.fromkeys(names.split(","), "ignore") | {
+        "click": "label", "category_id": "numeric", "y_id": "numeric",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
@@ -261,7 +284,7 @@ def test_so_many_rows_are_looked_at(tmp_path, rows) -> None:
 def test_what_can_not_be_inspected(tmp_path) -> None:
     path = tmp_path / "clicks.csv"
     path.write_text("2026-01-01\n2026-01-02\n")
-    message = f"{path}: must have a column to learn from, got c1 (text, 2 distinct among 2 rows, 0 % missing, such as '2026-01-01')."  # noqa: E501
+    message = f"{path}: must have a column to learn from, got c1 (text, 2 distinct among 2 rows, 0 % missing, such as '2026-01-01'; a time)."  # noqa: E501
     with pytest.raises(ValueError, match=sentence(message)):
         inspect(path)
     with pytest.raises(FileNotFoundError, match="must be a file, found nothing there"):

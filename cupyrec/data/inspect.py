@@ -46,6 +46,7 @@ _HEX = re.compile(r"[0-9a-f]{4,16}|[0-9A-F]{4,16}")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([ T].*)?|\d\d/\d\d/\d{4}.*|\d\d:\d\d(:\d\d)?")
 _READ = re.compile("(list of )?(bool|integer|number|text)")  # kinds whose values are looked at
 _DELIMITERS = "\t", ",", ";", "|", "\x01", " "
+_PROSE = "prose"
 _FEW = 100  # distinct whole numbers that are taken for codes
 _MANY = 10**6  # whole numbers from here on are taken for ids
 _WIDE = 100  # the logarithm is taken of numbers that go so far
@@ -139,6 +140,16 @@ def _guessed(path: Path, seen: list[_Seen], options: dict[str, Any]) -> Inspecte
         seen = [some for some in seen if some.name not in lost]
     columns = {some.name: _column(some, options.get("delimiter")) for some in seen}
     comments = {some.name: _told(some) for some in seen}
+    for some in seen:
+        kind, values = columns[some.name].kind, _there(some)
+        if kind == "ignore" and (why := _unfit(some)):
+            comments[some.name] += f"; {why}"
+        elif _LABELS.fullmatch(some.name) and kind in ("numeric", "categorical"):
+            comments[some.name] += "; named as a label is, which must be 0 or 1 in each row"
+            columns[some.name] = Column(some.name, "ignore")
+        elif kind == "numeric" and some.kind == "number" and _IDS.fullmatch(some.name):
+            if all(value % 1 == 0 for value in values):
+                comments[some.name] += "; named as ids are, which must not be written as floats"
     for kind in ("label", "weight"):  # or a model would learn from what it is to tell
         for other in [name for name, column in columns.items() if column.kind == kind][1:]:
             comments[other] += f"; another {kind}, if its kind is that"
@@ -308,27 +319,39 @@ def _column(some: _Seen, delimiter: str | None) -> Column:
     if some.kind.startswith("list of "):
         inner = [value for values_ in values for value in values_]
         return _categorical(some._replace(kind=some.kind[8:], values=inner), bag=True)
-    if not values or not _READ.match(some.kind) or _TIMES.fullmatch(name):
-        return Column(name, "ignore")
-    if len(values) == len(some.values) > 1 and len(set(values)) == 1:
-        return Column(name, "ignore")
-    if some.kind == "number" and not all(map(np.isfinite, values)):
+    bag = delimiter not in (None, "|") and some.kind == "text" and any("|" in v for v in values)
+    if (why := _unfit(some)) and not (bag and why == _PROSE):
         return Column(name, "ignore")
     if some.kind in ("integer", "number"):
         if _WEIGHTS.fullmatch(name) and min(values) >= 0 and len(values) == len(some.values):
             return Column(name, "weight")
         if some.kind == "number" or not _is_id(name, values):
             return _numeric(name, values)
-    if some.kind == "text":
-        if delimiter not in (None, "|") and any("|" in value for value in values):
-            inner = [part for value in values for part in value.split("|")]
-            return _categorical(some._replace(kind=_kind_of_texts(inner), values=inner), bag=True)
-        prose = (
-            np.mean([len(value) for value in values]) > 40 and len(set(values)) > len(values) / 2
-        )
-        if prose or all(_DATE.fullmatch(value) for value in values):
-            return Column(name, "ignore")
+    if bag:
+        inner = [part for value in values for part in value.split("|")]
+        return _categorical(some._replace(kind=_kind_of_texts(inner), values=inner), bag=True)
     return _categorical(some)
+
+
+def _unfit(some: _Seen) -> str:
+    """Why nothing can be learnt from a column, or nothing if something can; of lists it may."""
+    values = _there(some)
+    if some.kind.startswith("list of "):
+        return ""
+    if not values:
+        return "nothing to learn from"
+    if not _READ.match(some.kind):
+        return "no column can have that type"
+    text = some.kind == "text"
+    if _TIMES.fullmatch(some.name) or (text and all(map(_DATE.fullmatch, values))):
+        return "a time"
+    if len(values) == len(some.values) > 1 and len(set(values)) == 1:
+        return "the same everywhere"
+    if some.kind == "number" and not all(map(np.isfinite, values)):
+        return "not finite everywhere"
+    if text and np.mean(list(map(len, values))) > 40 and len(set(values)) > len(values) / 2:
+        return _PROSE
+    return ""
 
 
 def _is_id(name: str, values: list[int]) -> bool:
