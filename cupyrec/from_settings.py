@@ -85,9 +85,10 @@ def build_model(settings: Settings, schema: Schema, device: str) -> Module:
     if "num_tasks" in inspect.signature(MODELS[name]).parameters:
         own["num_tasks"] = len(schema.task_names)
     elif len(schema.task_names) > 1:
+        takes = [n for n, m in MODELS.items() if "num_tasks" in inspect.signature(m).parameters]
         raise ValueError(
             f"config: the schema must have one label for model '{name}', "
-            f"got {', '.join(schema.task_names)}."
+            f"got {', '.join(schema.task_names)}. Models for several: {', '.join(takes)}."
         )
     model = MODELS[name](num_dense=schema.num_dense, num_tables=schema.num_tables, **own)
     if schema.has_bags:

@@ -97,7 +97,10 @@ def test_models_of_one_task_take_bags_and_refuse_two_labels(name, logs, tmp_path
     assert json.loads(capsys.readouterr().out)["test_auc"] > 0.55
     assert trial.command("train", *words, "--out", tmp_path / "run") == 2
     assert not (tmp_path / "run").exists()
-    text = f"config: the schema must have one label for model '{name}', got click, sale."
+    text = (
+        f"config: the schema must have one label for model '{name}', got click, sale. "
+        "Models for several: mmoe, shared_bottom."
+    )
     assert text in capsys.readouterr().err
 
 

@@ -326,6 +326,16 @@ def test_bytes_that_are_no_text_are_shown(write):
         rows(TSV(write(b"1\t\xff\xfe\n"), Schema((LABEL, CODE))), 1)
 
 
+def test_a_file_without_the_delimiter_tells_of_schemas(write) -> None:
+    path = write("1,a\n0,b\n")
+    with pytest.raises(ValueError) as caught:
+        rows(TSV(path, Schema((LABEL, CODE))), 9)
+    assert str(caught.value) == (
+        f"{path}, line 1, column 'code': a line must have 2 columns, got 1. The schema's delimiter "
+        f"is '\\t'; `cupyrec data inspect '{path}' --out schema.toml` writes a schema by the file."
+    )
+
+
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_line_numbers_after_skipped_lines_blocks_and_files(write, monkeypatch, caplog, size):
     monkeypatch.setattr(lines, "_BLOCK", 11)

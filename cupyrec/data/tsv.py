@@ -249,7 +249,13 @@ class TSV:
             rule, value = "a field that begins with a quote must end with one", texts[column]
         elif width != len(names):
             name = repr(names[width]) if width < len(names) else len(names) + 1
-            return f"{where} {name}: a line must have {len(names)} columns, got {width}."
+            told = f"{where} {name}: a line must have {len(names)} columns, got {width}."
+            if width == 1 and lines.number == 1:  # no bad line, but a schema of other files
+                told += (
+                    f" The schema's delimiter is {self.schema.delimiter!a}; `cupyrec data inspect "
+                    f"'{lines.path}' --out schema.toml` writes a schema by the file."
+                )
+            return told
         else:
             rule, value = _rule(columns[column]), values[column]
         return f"{where} {names[column]!r}: {rule}, got {fields.shown(value)}."
