@@ -24,7 +24,7 @@ p { color: var(--dim); margin: .2rem 0 .6rem; }
 dl { display: flex; flex-wrap: wrap; gap: .6rem 2.2rem; margin: 1rem 0; }
 dt { color: var(--dim); font-size: .85rem; } dd { margin: 0; font-size: 1.25rem; }
 dd, table { font-variant-numeric: tabular-nums; }
-svg { max-width: 100%; height: auto; }
+svg { max-width: 100%; height: auto; } table + svg { margin-top: 1rem; }
 table { border-collapse: collapse; font-size: .9rem; }
 th, td { text-align: right; padding: .15rem .8rem; border-bottom: 1px solid var(--rule); }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
@@ -277,6 +277,10 @@ def _exchange(lines: list[dict[str, Any]]) -> Iterable[str]:
     yield f"<p>{total:,} bytes from all ranks to others, {round(total / steps):,} a step.</p>"
     ordered = sorted(((count, what) for what, count in sums.items() if count), reverse=True)
     most = ordered[0][0] if ordered else 1
+    large = [(count, what) for count, what in ordered if count >= total / 1000]
+    if len(large) < len(ordered) - 1:  # what keeps ranks in step, a few bytes each
+        small = ordered[len(large) :]
+        ordered = [*large, (sum(count for count, _ in small), f"{len(small)} others")]
     rows = [[html.escape(what), _bar(count, most), _percent(count / total)]
             for count, what in ordered]  # fmt: skip
     yield _table(("what", "bytes", "share"), rows)
@@ -286,7 +290,7 @@ def _exchange(lines: list[dict[str, Any]]) -> Iterable[str]:
         for what in codecs[-1]["quantization_error"]:
             values = [line["quantization_error"][what] for line in codecs]
             axes.plot([line["step"] for line in codecs], values, label=what)
-        axes.set(xlabel="step", ylabel="error of a codec", ylim=(0, None))
+        axes.set(xlabel="step", ylabel="relative error of codec", ylim=(0, None))
         axes.legend(frameon=False)
         yield _svg(figure)
 

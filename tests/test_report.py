@@ -78,6 +78,16 @@ def test_a_run_that_is_going_on(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
 
 
+def test_what_is_less_than_a_thousandth_of_the_bytes_is_one_row(tmp_path):
+    sent = {"rows": 9_000, "keys": 990, "norm": 9, "errors": 2, "host": 1}
+    page = page_of(tmp_path, [LINES[0] | {"bytes_sent": sent}])
+    names = [row[0] for row in page.rows if row[-1].endswith("%")]
+    assert names == ["rows", "keys", "3 others"]
+    assert ["3 others", "12", "0.1 %"] in page.rows
+    page = page_of(tmp_path, [LINES[0] | {"bytes_sent": {"rows": 9_000, "norm": 2}}])
+    assert ["norm", "2", "0.0 %"] in page.rows  # one alone keeps its name
+
+
 def test_it_needs_nothing_beside_it(tmp_path):
     page = page_of(tmp_path, LINES)
     assert page.fetched == []
