@@ -39,7 +39,7 @@ def write(tmp_path):
     return write
 
 
-@pytest.fixture(params=[1, 3, 1 << 15])
+@pytest.fixture(params=[1, 3, 1 << 16])
 def few_at_once(request, monkeypatch):
     monkeypatch.setattr(parquet, "_ROWS", request.param)
 

@@ -22,8 +22,8 @@ from cupyrec.data.schema import Schema
 
 __all__ = ["Parquet"]
 
-_ROWS = 1 << 15  # decoded at a time
-_AHEAD = 2  # how often, while others become batches
+_ROWS = 1 << 16  # decoded at a time, as by pyarrow itself
+_AHEAD = 1  # how often, while others become batches
 _TEXT_BYTES = 4  # what a plain text takes at least: a column of fewer a row is dictionaries
 _UNBALANCED = 1.25  # times the mean of ranks' rows, from where on each takes rows of every batch
 
@@ -31,7 +31,7 @@ _UNBALANCED = 1.25  # times the mean of ranks' rows, from where on each takes ro
 class Parquet:
     """Rows of Parquet files, in order, their columns by name.
 
-    Files are streamed: some 32,768 rows at a time are decoded, by all cores and in a thread that is
+    Files are streamed: some 65,536 rows at a time are decoded, by all cores and in a thread that is
     ahead of whoever asks for batches. Only the columns of the schema are read; each file may have
     them in an order of its own, and others beside them.
 
