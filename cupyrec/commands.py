@@ -193,14 +193,15 @@ def report(options: argparse.Namespace) -> None:
 
 def data_inspect(options: argparse.Namespace) -> None:
     """Write what a log's columns seem to be as a schema, with comments that say why."""
-    if options.out is not None and Path(options.out).exists() and not options.overwrite:
-        raise UsageError(f"data: '{options.out}' must not exist without --overwrite.")
-    found = inspect(options.file, options.rows)
-    text = found.schema.to_toml(found.comments)
-    if options.out is None:
+    out = None if options.out is None else Path(options.out)
+    if out is not None and out.exists() and (out.is_dir() or not options.overwrite):
+        raise UsageError(f"data: '{out}' must not exist without --overwrite, nor be a folder.")
+    text = Schema.to_toml(*inspect(options.file, options.rows))
+    if out is None:
         print(text, end="", flush=True)
     else:
-        _replace(Path(options.out), text)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _replace(out, text)
 
 
 def data_movielens_100k(options: argparse.Namespace) -> None:

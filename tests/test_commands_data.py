@@ -112,5 +112,11 @@ def test_what_inspect_writes_is_trained_on_at_once(logs, tmp_path, capsys, kind)
     assert trial.command("data", "inspect", file, "--out", schema) == 2
     assert "must not exist without --overwrite" in capsys.readouterr().err
     assert trial.command("data", "inspect", file, "--out", schema, "--overwrite") == 0
+    assert trial.command("data", "inspect", file, "--out", tmp_path / "a" / "b.toml") == 0
+    assert (tmp_path / "a" / "b.toml").read_text() == shown
+    assert trial.command("data", "inspect", file, "--out", tmp_path, "--overwrite") == 2
+    assert f"data: '{tmp_path}' must not exist without --overwrite, nor be a folder." in (
+        capsys.readouterr().err
+    )
     assert len(Schema.load(schema).task_names) == 1
     assert run(logs, kind, tmp_path / "run", "--schema", schema) == 0

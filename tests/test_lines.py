@@ -90,6 +90,18 @@ def test_a_parquet_file_is_no_text(tmp_path):
         list(read_lines(path))
 
 
+@pytest.mark.parametrize(("codec", "told"), [
+    ("gzip", "gzip, whose name must end in .gz"),
+    ("zstd", "Zstandard, whose name must end in .zst"),
+])  # fmt: skip
+def test_compressed_text_is_named_so(tmp_path, codec, told):
+    path = tmp_path / "a.csv"
+    path.write_bytes(pa.compress(b"1,2\n" * 9, codec, asbytes=True))
+    text = f"{path}: must be text, one row a line, got {told}."
+    with pytest.raises(ValueError, match=sentence(text)):
+        list(read_lines(path))
+
+
 def test_a_file_without_lines_is_refused(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(b""))

@@ -19,7 +19,11 @@ _BLOCK = 1 << 20  # bytes asked of a file at a time
 _LONGEST_LINE = 1 << 26  # a file without newlines is not read into memory as a whole
 _NEWLINE = ord("\n")
 _BYTE_ORDER_MARK = np.frombuffer(b"\xef\xbb\xbf", np.uint8)  # of UTF-8
-_PARQUET = b"PAR1\x15"  # how a Parquet file begins, its first page's header included
+_OTHERS = {  # what is no text, by how it begins
+    b"PAR1\x15": "a Parquet file",  # its first page's header included
+    b"\x1f\x8b\x08": "gzip, whose name must end in .gz",
+    b"\x28\xb5\x2f\xfd": "Zstandard, whose name must end in .zst",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +93,8 @@ def read_lines(path: Path) -> Iterator[Lines]:
     Raises
     ------
     ValueError
-        The file is empty or Parquet, a line longer than 64 MB, or a compressed file damaged.
+        The file is empty, Parquet, or compressed though its name doesn't say so, a line longer than
+        64 MB, or a compressed file damaged.
     OSError
         It can't be read.
 
@@ -110,8 +115,9 @@ def read_lines(path: Path) -> Iterator[Lines]:
         while True:
             got = _read(stream, memoryview(buffer)[filled:], path)
             filled += got
-            if header is None and buffer.startswith(_PARQUET):
-                raise ValueError(f"{path}: must be text, one row a line, got a Parquet file.")
+            for beginning, told in _OTHERS.items() if header is None else ():
+                if buffer.startswith(beginning):
+                    raise ValueError(f"{path}: must be text, one row a line, got {told}.")
             if not got and filled:  # the last line has no newline: there is room for one
                 buffer[filled] = _NEWLINE
                 filled += 1
