@@ -70,6 +70,11 @@ def test_pandas() -> None:
         TypeError, match=r"Frame: 'data' must go into an Arrow table, got: [^(]*\.$"
     ):
         Frame(frame, SCHEMA)
+    frame["note"] = pandas.Series(["\ud800"] * 3, dtype=object)
+    with pytest.raises(
+        TypeError, match=r"table, got: 'utf-8' codec can't encode character '\\ud800'"
+    ):
+        Frame(frame, SCHEMA)
     twice = pandas.concat([frame["item"], frame["item"]], axis=1)
     with pytest.raises(
         TypeError, match="'data' must go into an Arrow table, got: Duplicate column"

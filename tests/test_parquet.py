@@ -246,6 +246,14 @@ def test_a_truncated_file_is_an_error(write) -> None:
         list(Parquet(path, SCHEMA).batches(10))
 
 
+def test_a_name_that_is_no_text_is_an_error(tmp_path) -> None:
+    path = tmp_path / "latin1.parquet"
+    pq.write_table(pa.table({"label": [0], "item": [7], "price_of_it": [1]}), path)
+    path.write_bytes(path.read_bytes().replace(b"price_of_it", b"pr\xefce_of_it"))
+    with pytest.raises(ValueError, match=rf"^{path}: must be a whole Parquet file, got: .*\.$"):
+        Parquet(path, SCHEMA)
+
+
 def test_columns_are_checked_before_any_is_read(write, tmp_path) -> None:
     (path,) = write([3])
     more = Schema([*SCHEMA.columns, Column("price", "numeric")])

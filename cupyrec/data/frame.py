@@ -66,7 +66,8 @@ class Frame:
         try:
             self._table = pa.table(data)
         except (pa.ArrowException, ValueError, TypeError) as error:  # ours and the frame's own
-            told = "; ".join(map(str, error.args)).rstrip(".")
+            several = isinstance(error, pa.ArrowException)  # of which the second names the column
+            told = ("; ".join(map(str, error.args)) if several else str(error)).rstrip(".")
             raise TypeError(f"Frame: 'data' must go into an Arrow table, got: {told}.") from None
         self._reader = ArrowReader(schema, labels)
         self._reader.check(self._table.schema, "Frame")

@@ -21,6 +21,7 @@ from cupyrec.data.lines import read_lines
 from cupyrec.data.log_files import log_files
 from cupyrec.data.numpy_files import NumPyFiles
 from cupyrec.data.open_dataset import kind_of
+from cupyrec.data.parquet import whole_file
 from cupyrec.data.schema import Column, Schema, criteo_schema
 
 __all__ = ["Inspected", "inspect"]
@@ -180,18 +181,14 @@ def _few(texts: Iterable[str]) -> str:
 
 
 def _of_parquet(path: Path, rows: int) -> list[_Seen]:
-    try:
-        with parquet.ParquetFile(path) as file:
-            batches, missing = [], rows
-            for batch in file.iter_batches(rows):  # of which some end with their row group
-                batches.append(batch.slice(0, missing))
-                missing -= len(batches[-1])
-                if not missing:
-                    break
-            table = pa.Table.from_batches(batches, file.schema_arrow)
-    except (OSError, pa.ArrowException) as error:
-        told = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(f"{path}: must be a whole Parquet file, got: {told}.") from None
+    with whole_file(path), parquet.ParquetFile(path) as file:
+        batches, missing = [], rows
+        for batch in file.iter_batches(rows):  # of which some end with their row group
+            batches.append(batch.slice(0, missing))
+            missing -= len(batches[-1])
+            if not missing:
+                break
+        table = pa.Table.from_batches(batches, file.schema_arrow)
     if not len(table):
         raise ValueError(f"{path}: must have at least one row, got none.")
     return [

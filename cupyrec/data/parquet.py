@@ -20,7 +20,7 @@ from cupyrec.data.prefetch import prefetch
 from cupyrec.data.rank_slices import RankSlices
 from cupyrec.data.schema import Schema
 
-__all__ = ["Parquet"]
+__all__ = ["Parquet", "whole_file"]
 
 _ROWS = 1 << 16  # decoded at a time, as by pyarrow itself
 _AHEAD = 1  # how often, while others become batches
@@ -201,34 +201,46 @@ class Parquet:
 def _look_at(path: Path, reader: ArrowReader) -> tuple[np.ndarray, list[str]]:
     """Rows of each of a file's row groups, and names of its columns of text that are best read as
     dictionaries, once its columns are seen to be those of the schema."""
-    with _whole(path), parquet.ParquetFile(path) as file:
+    with whole_file(path), parquet.ParquetFile(path) as file:
         told, given = file.metadata, file.schema_arrow
-    if not told.num_rows:
-        raise ValueError(f"{path}: must have at least one row, got none.")
-    reader.check(given, str(path))
-    groups = [told.row_group(number) for number in range(told.num_row_groups)]
-    texts = {c.name for c in reader.columns if not c.bag and is_text(given.field(c.name).type)}
-    size = collections.Counter()
-    for group in groups:
-        for chunk in map(group.column, range(group.num_columns)):
-            size[chunk.path_in_schema] += chunk.total_uncompressed_size
-    coded = [name for name in texts if size[name] < _TEXT_BYTES * told.num_rows]
+        if not told.num_rows:
+            raise ValueError(f"{path}: must have at least one row, got none.")
+        reader.check(given, str(path))
+        groups = [told.row_group(number) for number in range(told.num_row_groups)]
+        texts = {c.name for c in reader.columns if not c.bag and is_text(given.field(c.name).type)}
+        size = collections.Counter()
+        for group in groups:
+            for chunk in map(group.column, range(group.num_columns)):
+                size[chunk.path_in_schema] += chunk.total_uncompressed_size
+        coded = [name for name in texts if size[name] < _TEXT_BYTES * told.num_rows]
     return np.array([group.num_rows for group in groups], np.int64), coded
 
 
 def _decoded(
     path: Path, groups: list[int], names: list[str], coded: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    with _whole(path), parquet.ParquetFile(path, memory_map=True, read_dictionary=coded) as file:
+    with (
+        whole_file(path),
+        parquet.ParquetFile(path, memory_map=True, read_dictionary=coded) as file,
+    ):
         yield from file.iter_batches(_ROWS, row_groups=groups, columns=names)
 
 
 @contextlib.contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """Say of a file that can't be decoded that it is none."""
+def whole_file(path: Path) -> Iterator[None]:
+    """Say of a file that can't be decoded within this that it is no whole Parquet file.
+
+    Examples
+    --------
+    >>> with whole_file(Path("a.parquet")):
+    ...     raise pa.ArrowInvalid("no magic bytes")
+    Traceback (most recent call last):
+        ...
+    ValueError: a.parquet: must be a whole Parquet file, got: no magic bytes.
+    """
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         if getattr(error, "errno", None) is not None:  # the system's
             raise
         told = " ".join(str(error).split()).rstrip(".")
