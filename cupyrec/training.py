@@ -182,6 +182,10 @@ def fit(
     ranks = model.ranks
     train, valid = dataset_of(model, train), None if valid is None else dataset_of(model, valid)
     optimizer = Adagrad(model.parameters(), lr=0.02) if optimizer is None else optimizer
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"fit: 'optimizer' must be one of cupyrec.optim, got {type(optimizer).__name__}."
+        )
     progress = Progress() if progress is None else progress
     progress.ranks = ranks.size
     if not {id(p) for p in model.parameters()} & {

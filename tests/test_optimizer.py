@@ -268,6 +268,10 @@ def test_the_rate_of_the_next_step():
             lambda p: Adam([p], 1, betas=(0.9,)), ValueError,
             "Adam: 'betas' must be two numbers in [0, 1), got (0.9,).",
         ),
+        (
+            lambda p: SGD(nn.FusedMLP(2, (2,), 1), 1), TypeError,
+            "SGD: 'parameters' must be a list such as model.parameters(), got FusedMLP.",
+        ),
         (lambda p: SGD([], 1), ValueError, "SGD: 'parameters' must not be empty, got none."),
         (
             lambda p: SGD([nn.Parameter(np.zeros(2))], 1), TypeError,

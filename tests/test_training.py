@@ -353,6 +353,8 @@ def test_a_spoilt_model_is_not_saved():
 
 def test_fit_says_what_it_cannot_do():
     model, arrays = small(), trial.planted(20)
+    with pytest.raises(TypeError, match=r"^fit: 'optimizer' must be one of cupyrec.optim, got str"):
+        cupyrec.fit(model, arrays, optimizer="adam")
     with pytest.raises(ValueError, match=r"^fit: 'optimizer' must update parameters of 'model'"):
         cupyrec.fit(model, arrays, optimizer=optim.SGD(small().parameters(), 0.1))
     with pytest.raises(ValueError, match=r"^train_step: 'batch' must have labels, got none.$"):

@@ -96,6 +96,11 @@ class Optimizer(ABC):
             raise TypeError(f"{where}: 'scaler' must be a GradientScaler or None, got {scaler!r}.")
         self.lr, self.schedule, self.clip_norm, self.t = float(lr), schedule, clip_norm, 0
         self.scaler = scaler
+        if not isinstance(parameters, Iterable):
+            raise TypeError(
+                f"{where}: 'parameters' must be a list such as model.parameters(), "
+                f"got {type(parameters).__name__}."
+            )
         parameters = list(parameters)
         options = parameters if _are_dicts(where, parameters) else [{"params": parameters}]
         self.parameter_groups = [
