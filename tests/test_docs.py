@@ -19,7 +19,7 @@ from test_tsv import fnv1a
 import cupyrec
 from cupyrec import cli, config
 from cupyrec.commands import _settings
-from cupyrec.data import TSV, Column, Schema
+from cupyrec.data import TSV, Bags, Column, Schema
 from cupyrec.from_settings import MODELS
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +112,20 @@ def test_the_model_of_ones_own(tmp_path, monkeypatch, capsys):
     exec(source, names)
     click, sale = map(float, capsys.readouterr().out.split())
     assert (click, sale) == (names["metrics"]["auc_click"], names["metrics"]["auc_sale"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_ours_pools_bags_as_the_page_says(name):
+    several = {"num_tasks": 1} if "num_tasks" in inspect.signature(MODELS[name]).parameters else {}
+    cupyrec.manual_seed(0)
+    model = MODELS[name](num_dense=1, num_tables=2, **several)
+    model.embedding.pooling = "sum"
+    dense, offsets = np.zeros((2, 1), np.float32), np.arange(0, 9, 2)
+    pairs = model.eval()(dense, Bags(np.array([1, 2, 3, 4, 2, 1, 4, 3]), offsets, 2)).numpy()
+    assert pairs[0] == pytest.approx(pairs[1])
+    singles = model(dense, np.array([[1, 3], [2, 4]])).numpy()
+    # The weights of logistic regression begin as zeros.
+    assert name == "lr" or pairs[0] != pytest.approx(singles[0], abs=1e-9)
 
 
 def test_the_commands_on_synthetic_data(folder, capsys):
