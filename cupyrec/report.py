@@ -72,7 +72,12 @@ def write_report(path: str | os.PathLike[str]) -> Path:
     config = folder / "config.toml"
     settings = config.read_text("utf-8") if config.is_file() else ""
 
-    import matplotlib
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "report: needs matplotlib, pip install 'cupyrec[plot]'."
+        ) from None
 
     with matplotlib.rc_context(_DRAWN):
         text = _page(folder.resolve().name, lines, _table_names(folder), settings)

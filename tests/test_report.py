@@ -1,6 +1,7 @@
 import html.parser
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -86,6 +87,12 @@ def test_what_is_less_than_a_thousandth_of_the_bytes_is_one_row(tmp_path):
     assert ["3 others", "12", "0.1 %"] in page.rows
     page = page_of(tmp_path, [LINES[0] | {"bytes_sent": {"rows": 9_000, "norm": 2}}])
     assert ["norm", "2", "0.0 %"] in page.rows  # one alone keeps its name
+
+
+def test_without_matplotlib_it_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'cupyrec\[plot\]'"):
+        page_of(tmp_path, LINES)
 
 
 def test_it_needs_nothing_beside_it(tmp_path):
