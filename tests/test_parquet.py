@@ -314,6 +314,20 @@ def test_a_file_must_not_change_while_others_are_read(write, monkeypatch) -> Non
         list(batches)
 
 
+def test_a_file_is_streamed(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(parquet, "_ROWS", 1000)
+    path, rows = tmp_path / "long.parquet", 500_000
+    items = np.random.default_rng(0).integers(0, 2**62, rows)
+    pq.write_table(pa.table({"label": items % 2, "item": items}), path, row_group_size=10_000)
+    before = pa.total_allocated_bytes()
+    batches = Parquet(path, SCHEMA).batches(1000)
+    next(batches)
+    assert pa.total_allocated_bytes() - before < path.stat().st_size / 2
+    os.truncate(path, 100_000)
+    with pytest.raises(ValueError, match=rf"^{path}: must be a whole Parquet file, got.*\.$"):
+        list(batches)
+
+
 def test_arguments_of_batches(write) -> None:
     data = Parquet(write([3]), SCHEMA)
     with pytest.raises(ValueError, match=r"Parquet.batches: 'batch_size' must be"):

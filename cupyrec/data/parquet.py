@@ -24,6 +24,7 @@ __all__ = ["Parquet", "whole_file"]
 
 _ROWS = 1 << 16  # decoded at a time, as by pyarrow itself
 _AHEAD = 1  # how often, while others become batches
+_BUFFER = 1 << 20  # bytes of a column chunk that are read at a time
 _TEXT_BYTES = 4  # what a plain text takes at least: a column of fewer a row is dictionaries
 _UNBALANCED = 1.25  # times the mean of ranks' rows, from where on each takes rows of every batch
 
@@ -196,6 +197,8 @@ class Parquet:
                         part = columns.slice(skipped, stop - at - skipped)
                         yield Records(str(path), at - before + skipped, part)
                     at += rows
+                if at != ends[wanted[-1]]:  # pages behind a file's end are no error to Arrow
+                    raise ValueError(f"{path}: must be a whole Parquet file, got fewer rows.")
 
 
 def _look_at(path: Path, reader: ArrowReader) -> tuple[np.ndarray, list[str]]:
@@ -219,9 +222,13 @@ def _look_at(path: Path, reader: ArrowReader) -> tuple[np.ndarray, list[str]]:
 def _decoded(
     path: Path, groups: list[int], names: list[str], coded: list[str]
 ) -> Iterator[pa.RecordBatch]:
+    # Neither mapped into memory, for a bus error ends whoever reads what was cut off of a mapped
+    # file, nor buffered before, which reads all row groups into memory at once.
     with (
         whole_file(path),
-        parquet.ParquetFile(path, memory_map=True, read_dictionary=coded) as file,
+        parquet.ParquetFile(
+            path, buffer_size=_BUFFER, pre_buffer=False, read_dictionary=coded
+        ) as file,
     ):
         yield from file.iter_batches(_ROWS, row_groups=groups, columns=names)
 
