@@ -181,7 +181,8 @@ def _few(texts: Iterable[str]) -> str:
 
 
 def _of_parquet(path: Path, rows: int) -> list[_Seen]:
-    with whole_file(path), parquet.ParquetFile(path) as file:
+    # Buffered before, all row groups of the file would be read.
+    with whole_file(path), parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
         batches, missing = [], rows
         for batch in file.iter_batches(rows):  # of which some end with their row group
             batches.append(batch.slice(0, missing))
