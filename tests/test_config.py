@@ -67,7 +67,7 @@ def test_later_changes_win_and_defaults_stay():
         ),
         (
             {"xyz": {}}, ValueError,
-            "config: a section must be known (data, exchange, model, optimizer, training), "
+            "config: a section must be known (data, evaluation, exchange, model, optimizer, training), "
             "got 'xyz'.",
         ),
         (
