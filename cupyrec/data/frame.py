@@ -113,8 +113,7 @@ class Frame:
             Arrays of its own.
         """
         size = errors.positive("Frame.batches", "batch_size", batch_size)
-        if skip < 0:
-            raise ValueError(f"Frame.batches: 'skip' must be at least 0, got {skip}.")
+        skip = errors.count("Frame.batches", "skip", skip)
         starts = range(skip * size, len(self._table), size)
         return (self._batch(start, min(start + size, len(self._table))) for start in starts)
 

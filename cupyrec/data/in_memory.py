@@ -116,8 +116,7 @@ class Arrays:
             Views of the arrays.
         """
         size = errors.positive("Arrays.batches", "batch_size", batch_size)
-        if skip < 0:
-            raise ValueError(f"Arrays.batches: 'skip' must be at least 0, got {skip}.")
+        skip = errors.count("Arrays.batches", "skip", skip)
         count = len(self._ids)
         starts = range(skip * size, count, size)
         return (self._batch(start, min(start + size, count)) for start in starts)

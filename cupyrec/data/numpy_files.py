@@ -122,8 +122,7 @@ class NumPyFiles:
             Arrays of its own; they stay valid.
         """
         size = errors.positive("NumPyFiles.batches", "batch_size", batch_size)
-        if skip < 0:
-            raise ValueError(f"NumPyFiles.batches: 'skip' must be at least 0, got {skip}.")
+        skip = errors.count("NumPyFiles.batches", "skip", skip)
         check_unchanged(self._states)
         rows = int(self._ends[-1])
         starts = range(skip * size, rows, size)

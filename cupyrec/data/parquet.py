@@ -152,8 +152,7 @@ class Parquet:
             Arrays of its own; they stay valid.
         """
         size = errors.positive("Parquet.batches", "batch_size", batch_size)
-        if skip < 0:
-            raise ValueError(f"Parquet.batches: 'skip' must be at least 0, got {skip}.")
+        skip = errors.count("Parquet.batches", "skip", skip)
         check_unchanged(self._states)
         return self._batches(size, skip)
 

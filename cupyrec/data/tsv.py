@@ -154,8 +154,7 @@ class TSV:
             An argument is not such, or a file is another one than when the dataset was made.
         """
         batch_size = errors.positive("TSV.batches", "batch_size", batch_size)
-        if skip < 0:
-            raise ValueError(f"TSV.batches: 'skip' must be at least 0, got {skip}.")
+        skip = errors.count("TSV.batches", "skip", skip)
         check_unchanged(self._states)
         return (self._strict if self.on_error == "raise" else self._lenient)(batch_size, skip)
 
