@@ -29,12 +29,11 @@ from cupyrec.checkpoint_shards import (
     ShardWriter,
     catch_up_history,
     divided,
-    piece,
     read_rows,
     served,
     shard_name,
 )
-from cupyrec.embedding import InitialVectors, Tables, export_rows
+from cupyrec.embedding import InitialVectors, Tables, exported
 from cupyrec.nn import FusedMLP, Module
 from cupyrec.ops.partition import owners, shards_of
 from cupyrec.optim import Optimizer
@@ -159,11 +158,9 @@ def _write_part(
         files["dense.safetensors"] = write_file(folder / "dense.safetensors", dense)
     entries = _entries(model, optimizer is not None)
     for (name, group), entry in zip(model.named_groups(), entries, strict=True):
-        count, most = len(group.store), piece(entry)
+        count = len(group.store)
         with ShardWriter(folder, entry, shard_name(rank, ranks), count) as writer:
-            for first in range(0, count, most):
-                at = first, min(first + most, count)
-                rows = group.store.export_rows(*at) if optimizer else export_rows(group, *at)
+            for rows in group.store.export() if optimizer else exported(group):
                 _check_finite(f"vectors of {name}", rows.vectors)
                 writer.write(rows)
         counts.append(count)

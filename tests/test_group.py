@@ -58,7 +58,7 @@ def test_gradients_of_a_row_are_summed_over_all_look_ups(batches):
         g.add_gradient(plan, gradient)
         for pair, part in zip(pairs, gradient, strict=True):
             truth[pair] = truth.get(pair, 0) + part.astype(np.float64)
-    rows, gradients, tables, ids, _ = g.gradients()
+    rows, gradients, tables, ids, *_ = g.gradients()
     assert len(set(rows.tolist())) == len(rows) == len(truth)
     exported = g.store.export_rows(0, len(g.store))
     np.testing.assert_array_equal(exported.tables[rows], tables)

@@ -7,8 +7,9 @@ from cupyrec.embedding import MemoryStore, StatePart, Store
 
 def test_the_interface_is_fixed():
     assert Store.__abstractmethods__ == {
-        "__len__", "nbytes", "load", "find", "find_or_insert", "read", "update", "delete", "keys",
-        "set_state", "to", "export_rows", "import_rows",
+        "__len__", "nbytes", "load", "find", "find_or_insert", "places", "read", "update", "delete",
+        "keys", "table_counts", "new_counts", "set_state", "clear", "to", "export", "export_rows",
+        "import_rows",
     }  # fmt: skip
     with pytest.raises(TypeError, match="abstract"):
         Store()

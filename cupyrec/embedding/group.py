@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import bulk, random, timeline
+from cupyrec import random, timeline
 from cupyrec.embedding.initializers import InitialVectors
 from cupyrec.embedding.look_up import Asked, LookUp
-from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.row_gradients import RowGradients, summed
 from cupyrec.embedding.shard import Shard
 from cupyrec.embedding.statistics import Statistics
@@ -172,21 +171,22 @@ class Group(Shard):
         array([0])
         """
         tables, keys, inverse, kept, route = asked
-        first, remote = len(self.store), None
+        remote = None
         if route is None:
             rows, unseen = self._find(keys, insert)
         else:
             remote, unseen = self._find_remote(route.result(), insert)
             rows = -1 - self.xp.arange(len(keys.ids))
         if insert:
-            self.statistics.looked_up(tables, keys.tables, first, len(self.store))
-        return LookUp(keys, inverse, rows, unseen, self.numbering, self._reached, kept, remote)
+            self.statistics.looked_up(tables, keys.tables)
+        now = self.numbering, self._reached, kept, self.store.epoch
+        return LookUp(keys, inverse, rows, unseen, *now, remote)
 
     def _find_remote(self, route: Route, insert: bool) -> tuple[tuple[Route, LookUp], Any]:
         """The vectors (U, D) of the keys of a route, and where they and their gradients go."""
         asked = unique_keys(route.tables, route.ids)
         found = asked, asked.inverse, *self._find(asked, insert)
-        own = LookUp(*found, self.numbering, self._reached, None)
+        own = LookUp(*found, self.numbering, self._reached, None, self.store.epoch)
         vectors = self.exchange.rows(route, self.unique_vectors(own), asked.inverse, insert)
         return (route, own), vectors
 
@@ -197,7 +197,7 @@ class Group(Shard):
         --------
         See the class.
         """
-        _, inverse, rows, unseen, *_ = look_up
+        rows, inverse, unseen = self._places(look_up), look_up.inverse, look_up.unseen
         out = self._empty(inverse.size, self.width, dtype=dtype)
         self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, inverse, unseen, out))
         return out
@@ -211,7 +211,8 @@ class Group(Shard):
         """
         out = self._empty(len(offsets) - 1, self.width)
         given = look_up.inverse, look_up.unseen, offsets, weights, mean, out
-        self.store.read(look_up.rows, lambda memory, rows: pool_rows(memory, rows, *given))
+        rows = self._places(look_up)
+        self.store.read(rows, lambda memory, rows: pool_rows(memory, rows, *given))
         return out
 
     def weight_gradient(self, look_up: LookUp, bags: Any, gradient: Any) -> Any:
@@ -244,7 +245,7 @@ class Group(Shard):
         """
         look_up.check_numbering(self.numbering)
         look_up.check_reached(self._reached)
-        return self.store.read(look_up.rows, reader)
+        return self.store.read(self._places(look_up), reader)
 
     def add_gradient(
         self, look_up: LookUp, gradient: Any, index: Any = None, weights: Any = None
@@ -306,8 +307,9 @@ class Group(Shard):
                 self._arrive()
             return
         if look_up.reached != self._reached:  # steps have come between, or another optimizer
-            self._catch_up(look_up.rows, keys.tables, keys.ids)
-        self._pending.append(RowGradients(look_up.rows, values, keys.tables, keys.ids, squares))
+            self._catch_up(self._places(look_up), keys.tables, keys.ids)
+        found = look_up.rows, values, keys.tables, keys.ids, squares, look_up.epoch
+        self._pending.append(RowGradients(*found))
         if len(self._pending) > _PARTS:  # of a table that no optimizer steps they would pile up
             self._pending = [summed(self.xp, self.width, self._pending)]
 
@@ -333,15 +335,6 @@ class Group(Shard):
         self._pending = [summed(self.xp, self.width, self._pending)]
         return self._of_all_rows(self._pending[0], l2) if self.dense_updates else self._pending[0]
 
-    def _of_all_rows(self, gradients: RowGradients, l2: Any) -> RowGradients:
-        self._catch_up_all()  # after a step that a device left out, or lazy training
-        count, xp = len(self.store), self.xp
-        values = bulk.scattered(gradients.values, gradients.rows, count)
-        rows = xp.arange(count)
-        if l2 is not None:
-            values += l2 * self.current_vectors(rows)
-        return RowGradients(rows, values, *self.store.keys(0, count))
-
     def zero_grad(self) -> None:
         """Forget this step's gradients.
 
@@ -366,11 +359,14 @@ class Group(Shard):
         >>> group = Group(InitialVectors(2, Uniform(), seed=1))
         >>> group.update(group.gradients(), 1, lambda memory, rows, values, rounding: None)
         """
-        rows, values, tables, ids, _ = gradients
+        rows, values, tables, ids, _, epoch = gradients
         self.updates += 1
         if rows.size:
+            if epoch != self.store.epoch:
+                rows = self.store.find(tables, ids)
             rounding = self._rounding(tables, ids, step)
             self.store.update(rows, lambda *at: rule(*at, values, rounding))
+        self.store.end_step()
 
     def set_state(self, state: tuple[StatePart, ...], history: AdamHistory | None = None) -> None:
         """Give rows the state that a new optimizer starts from, and its history if they catch up.
@@ -414,9 +410,7 @@ class Group(Shard):
         """
         self.zero_grad()
         self.numbering += 1
-        state = self.store.state
-        self.store = MemoryStore(self.width, self.xp, self.store.value)
-        self.store.set_state(state)
+        self.store.clear()
         self.statistics = Statistics()
 
     def delete(self, tables: Any, ids: Any) -> int:
@@ -446,5 +440,5 @@ class Group(Shard):
         self.numbering += 1
         before = len(self.store)
         self.store.delete(tables, ids)
-        self.statistics.recount()
+        self.statistics.forget_look_up()
         return before - len(self.store)

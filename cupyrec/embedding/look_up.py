@@ -43,7 +43,7 @@ class LookUp(NamedTuple):
     inverse : (N,) array of int64
         Number of the unique key, -1 for padding.
     rows : (U,) array of int64
-        Row of each unique key, or -1 - j for vector j of `unseen`.
+        Place of the row of each unique key, or -1 - j for vector j of `unseen`.
     unseen : (M, D) array of float32
     numbering : int
         The group's `numbering` when it was made.
@@ -52,6 +52,8 @@ class LookUp(NamedTuple):
         `updates`.
     kept : (K,) array of int64, optional
         Numbers of the keys that are not padding, if there is any.
+    epoch : int
+        Of the store, when it was made.
     remote : (Route, LookUp), optional
         Where the unique keys' vectors came from: `unseen` has them all then. The look-up is of the
         keys that came here, in this rank's part of the tables.
@@ -64,6 +66,7 @@ class LookUp(NamedTuple):
     numbering: int
     reached: tuple[AdamHistory | None, int, int]
     kept: Any
+    epoch: int
     remote: tuple[Route, LookUp] | None = None
 
     @property

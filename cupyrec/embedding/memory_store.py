@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from cupyrec import arrays, errors, interruption
+from cupyrec.embedding.row_layout import RowLayout
 from cupyrec.embedding.store import Rows, StatePart, Store
 from cupyrec.kernel import blocks
-from cupyrec.ops.embedding_rows import (
-    FLOAT32,
-    Rounding,
-    RowMemory,
-    gather_rows,
-    vector_words,
-    write_rows,
-)  # fmt: skip
+from cupyrec.ops.embedding_rows import FLOAT32, RowMemory, vector_words
 from cupyrec.ops.hash_table import HashTable
 from cupyrec.ops.move_rows import move_rows
 
@@ -64,11 +58,12 @@ class MemoryStore(Store):
 
     def _lay_out(self, state: tuple[StatePart, ...], xp: ModuleType) -> None:
         """Start empty on a device, with rows of this state."""
-        self.state = state
+        self.state, self._layout = state, RowLayout(self.width, self.value, state)
         self._index = HashTable(xp)
         self._chunks: list[Any] = []
-        words = vector_words(self.width, self.value) + sum(part.columns for part in state)
-        stride = -(-words // 4) * 4
+        self._counted, self._counts = 0, np.zeros(0, np.int64)  # rows, and ids of each table
+        self._new = 0, 0  # rows of the last look-up that inserted
+        stride = self._layout.stride
         k = max(0, (_CHUNK_BYTES // (4 * stride)).bit_length() - 1)
         self._memory = RowMemory(xp.empty(0, np.uint64), k, stride, self.value)
 
@@ -97,7 +92,9 @@ class MemoryStore(Store):
         return self._index.find(tables, ids)
 
     @interruption.held()
-    def find_or_insert(self, tables: Any, ids: Any, initial: Callable[[Any, Any], Any]) -> Any:
+    def find_or_insert(
+        self, tables: Any, ids: Any, initial: Callable[[Any, Any], Any], offsets: Any = None
+    ) -> Any:
         first = len(self)
         rows = self._index.find_or_insert(tables, ids)
         if len(self) > first:
@@ -108,18 +105,23 @@ class MemoryStore(Store):
             except BaseException:
                 self._index.truncate(first)  # else these keys would have rows that nothing wrote
                 raise
+        self._new = first, len(self)
         return rows
 
-    def read(self, rows: Any, reader: Callable[[RowMemory, Any], Any]) -> Any:
-        return reader(self._memory, rows)
+    def places(self, first: int, stop: int) -> Any:
+        return self.xp.arange(first, stop)
 
-    def update(self, rows: Any, rule: Callable[[RowMemory, Any], None]) -> None:
-        rule(self._memory, rows)
+    def read(self, places: Any, reader: Callable[[RowMemory, Any], Any]) -> Any:
+        return reader(self._memory, places)
+
+    def update(self, places: Any, rule: Callable[[RowMemory, Any], None]) -> None:
+        rule(self._memory, places)
 
     @interruption.held()
     def delete(self, tables: Any, ids: Any) -> None:
         moved_from, moved_to = self._index.delete(tables, ids)
         move_rows(self._memory, moved_from, moved_to)
+        self._counted, self._counts, self._new = 0, np.zeros(0, np.int64), (0, 0)
         used = -(-len(self) >> self._memory.k)
         if used < len(self._chunks):
             del self._chunks[used:]
@@ -127,6 +129,17 @@ class MemoryStore(Store):
 
     def keys(self, first: int, stop: int) -> tuple[Any, Any]:
         return self._index.keys(first, stop)
+
+    def table_counts(self, num_tables: int) -> np.ndarray:
+        self._counts = np.pad(self._counts, (0, max(0, num_tables - len(self._counts))))
+        while self._counted < len(self):
+            stop = min(self._counted + _ROWS, len(self))
+            self._counts = self._counts + _by_table(self.keys(self._counted, stop)[0], num_tables)
+            self._counted = stop
+        return self._counts
+
+    def new_counts(self, num_tables: int) -> np.ndarray:
+        return _by_table(self.keys(*self._new)[0], num_tables)
 
     @interruption.held()
     def set_state(self, state: tuple[StatePart, ...]) -> None:
@@ -136,7 +149,7 @@ class MemoryStore(Store):
         other._index = self._index  # keys keep their rows
         chunks, size = self._chunks, 1 << self._memory.k
         vars(self).update(vars(other))
-        initial = self._initial_state(1, {})
+        initial = self._layout.initial_state(self.xp, 1, {})
 
         for c in range(len(chunks)):
             self._fill(c * size, min((c + 1) * size, len(self)), chunks[c], initial)
@@ -152,6 +165,9 @@ class MemoryStore(Store):
             rows[:, at : at + state.shape[1]] = state
             rows[:, at + state.shape[1] :] = 0
 
+    def clear(self) -> None:
+        self._lay_out(self.state, self.xp)
+
     def to(self, xp: ModuleType) -> None:
         if xp is self.xp:
             return
@@ -160,6 +176,10 @@ class MemoryStore(Store):
         for first in range(0, len(self), _ROWS):
             other.import_rows(self.export_rows(first, min(first + _ROWS, len(self))))
         vars(self).update(vars(other))
+
+    def export(self) -> Iterator[Rows]:
+        for first in range(0, len(self), _ROWS):
+            yield self.export_rows(first, min(first + _ROWS, len(self)))
 
     def export_rows(self, first: int, stop: int) -> Rows:
         if not 0 <= first <= stop <= len(self):
@@ -170,39 +190,16 @@ class MemoryStore(Store):
 
     def _copies(self, first: int, stop: int) -> Rows:
         """Rows, on their device."""
-        xp, count = self.xp, stop - first
-        words = xp.empty((count, self._memory.stride), np.float32)
+        words = self.xp.empty((stop - first, self._memory.stride), np.float32)
         size = 1 << self._memory.k
         for c in range(first // size, -(-stop // size)):
             i, j = max(first, c * size), min(stop, (c + 1) * size)
             words[i - first : j - first] = self._chunks[c][i - c * size : j - c * size]
-        at = vector_words(self.width, self.value)
-        vectors = words[:, :at]
-        if self.value != FLOAT32:
-            vectors, every = xp.empty((count, self.width), np.float32), xp.arange(count)
-            unseen = xp.empty((0, self.width), np.float32)
-            gather_rows(self._memory, first + every, every, unseen, vectors)
-        parts = {}
-        for part in self.state:
-            parts[part.name] = words[:, at : at + part.columns].view(part.dtype)
-            at += part.columns
-        return Rows(*self._index.keys(first, stop), vectors, parts)
+        return Rows(*self._index.keys(first, stop), *self._layout.taken_apart(words))
 
     @interruption.held()
     def import_rows(self, rows: Rows) -> None:
-        errors.axes(
-            "import_rows",
-            tables=(rows.tables, "N"),
-            ids=(rows.ids, "N"),
-            vectors=(rows.vectors, f"N {self.width}"),
-        )
-        tables, ids, vectors = (arrays.copy_to(self.xp, a) for a in rows[:3])
-        states = {name: arrays.copy_to(self.xp, a) for name, a in rows.states.items()}
-        for part in self.state:
-            if (given := states.get(part.name)) is not None:
-                axes = {"ids": (ids, "N"), part.name: (given, f"N {part.columns}")}
-                errors.axes("import_rows", **axes)
-                errors.dtype("import_rows", part.name, given, part.dtype)
+        tables, ids, vectors, states = self._layout.received(rows, self.xp)
         self._write(len(self), tables, ids, vectors, states)
         self._index.insert(tables, ids)
 
@@ -211,22 +208,7 @@ class MemoryStore(Store):
     ) -> None:
         """Write new rows from number `first` on, into new chunks where the old ones are full."""
         self._reserve(first + len(vectors))
-        words = self._initial_state(len(vectors) if states else 1, states)
-        # Vectors that 16 bits hold, as they come from a group or a checkpoint, stay as they are;
-        # others are rounded as if in step 0.
-        rounding = None if self.value == FLOAT32 else Rounding(tables, ids, seed=0, step=0)
-        write_rows(self._memory, first, vectors, words, rounding)
-
-    def _initial_state(self, lines: int, given: dict[str, Any]) -> Any:
-        """State (lines, words) as float32: what is given, else initial values."""
-        xp = self.xp
-        words = [xp.empty((lines, 0), np.float32)]
-        for part in self.state:
-            values = given.get(part.name)
-            if values is None:
-                values = xp.full((lines, part.columns), part.initial, part.dtype)
-            words.append(xp.ascontiguousarray(values).view(np.float32))
-        return xp.concatenate(words, axis=1)
+        self._layout.write(self._memory, first, tables, ids, vectors, states)
 
     def _reserve(self, count: int) -> None:
         """Make room for `count` rows: all of it or, where memory runs short, none."""
@@ -254,6 +236,10 @@ class MemoryStore(Store):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._locate(0)  # a copy's chunks lie elsewhere
+
+
+def _by_table(tables: Any, num_tables: int) -> np.ndarray:
+    return np.bincount(arrays.to_host(tables), minlength=num_tables)
 
 
 def _on_host(rows: Rows) -> Rows:

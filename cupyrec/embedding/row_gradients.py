@@ -20,12 +20,15 @@ class RowGradients(NamedTuple):
     Attributes
     ----------
     rows : (U,) array of int64
+        Places of the rows.
     values : (U, D) array of float32
     tables : (U,) array of uint32
     ids : (U,) array of int64
         The rows' keys.
     squares : float or None
         Sum of the squares of `values`, where it is known.
+    epoch : int
+        Of the store, when it gave the places.
 
     Examples
     --------
@@ -37,6 +40,7 @@ class RowGradients(NamedTuple):
     tables: Any
     ids: Any
     squares: float | None = None
+    epoch: int = 0
 
 
 def summed(xp: ModuleType, width: int, parts: Sequence[RowGradients]) -> RowGradients:
@@ -63,8 +67,10 @@ def summed(xp: ModuleType, width: int, parts: Sequence[RowGradients]) -> RowGrad
         return RowGradients(rows, values, xp.empty(0, np.uint32), xp.empty(0, np.int64))
     if len(parts) == 1:
         return parts[0]
+    epochs = {part.epoch for part in parts}
     rows, values, tables, ids = map(xp.concatenate, zip(*(part[:4] for part in parts), strict=True))
     keys = unique_keys(tables, ids)
     first = keys.positions[keys.offsets[:-1]]
     values = segment_sum(values, keys.offsets, keys.positions)
-    return RowGradients(rows[first], values, keys.tables, keys.ids)
+    epoch = epochs.pop() if len(epochs) == 1 else -1  # no store's: the places are looked up anew
+    return RowGradients(rows[first], values, keys.tables, keys.ids, epoch=epoch)

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays
+from cupyrec import arrays, bulk
 from cupyrec.embedding.initializers import InitialVectors
+from cupyrec.embedding.look_up import LookUp
 from cupyrec.embedding.memory_store import MemoryStore
+from cupyrec.embedding.row_gradients import RowGradients
 from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.catch_up_adam import catch_up_rows, caught_up_vectors
 from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, FLOAT32, Rounding, gather_rows
@@ -71,10 +73,10 @@ class Shard:
         return Rounding(tables, ids, self.initial.seed, step)
 
     def _find(self, keys: UniqueKeys, insert: bool) -> tuple[Any, Any]:
-        """The row of each key of this rank, or -1 - j for vector j of the second array."""
+        """The place of each key of this rank, or -1 - j for vector j of the second array."""
         xp, unseen = self.xp, self.xp.empty((0, self.width), np.float32)
         if insert:
-            rows = self.store.find_or_insert(keys.tables, keys.ids, self._initial)
+            rows = self.store.find_or_insert(keys.tables, keys.ids, self._initial, keys.offsets)
             self._catch_up(rows, keys.tables, keys.ids)
             return rows, unseen
         rows = self.store.find(keys.tables, keys.ids)
@@ -104,7 +106,7 @@ class Shard:
     def _catch_up_all(self) -> None:
         if self.history is not None:
             for first in range(0, len(self.store), _ROWS):
-                rows = self.xp.arange(first, min(first + _ROWS, len(self.store)))
+                rows = self.store.places(first, min(first + _ROWS, len(self.store)))
                 self._catch_up(rows, *self.store.keys(first, first + rows.size))
 
     def current_vectors(self, rows: Any) -> Any:
@@ -125,6 +127,23 @@ class Shard:
         unseen = self.xp.empty((0, self.width), np.float32)
         self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, every, unseen, out))
         return out
+
+    def _places(self, look_up: LookUp) -> Any:
+        """Where the rows of a look-up lie now."""
+        if look_up.epoch == self.store.epoch:
+            return look_up.rows
+        known, rows = self.xp.flatnonzero(look_up.rows >= 0), look_up.rows.copy()
+        rows[known] = self.store.find(look_up.keys.tables[known], look_up.keys.ids[known])
+        return rows
+
+    def _of_all_rows(self, gradients: RowGradients, l2: Any) -> RowGradients:
+        self._catch_up_all()  # after a step that a device left out, or lazy training
+        count = len(self.store)
+        values = bulk.scattered(gradients.values, gradients.rows, count)
+        rows = self.store.places(0, count)
+        if l2 is not None:
+            values += l2 * self.current_vectors(rows)
+        return RowGradients(rows, values, *self.store.keys(0, count))
 
     def _empty(self, *shape: int, dtype: Any = np.float32) -> Any:
         return (arrays.empty if self.xp is np else self.xp.empty)(shape, dtype)

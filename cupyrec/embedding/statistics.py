@@ -11,8 +11,6 @@ from cupyrec.embedding.store import Store
 
 __all__ = ["Statistics"]
 
-_ROWS = 1 << 20  # rows counted at a time
-
 
 class Statistics:
     """Counts a table, made when they are asked for: a training step only keeps what to count.
@@ -23,16 +21,16 @@ class Statistics:
     """
 
     def __init__(self) -> None:
-        self.recount()
+        self.forget_look_up()
 
-    def looked_up(self, tables: Any, unique_tables: Any, first: int, stop: int) -> None:
-        """Note a training look-up: the table of each key and of each unique key, the new rows.
+    def looked_up(self, tables: Any, unique_tables: Any) -> None:
+        """Note a training look-up: the table of each key and of each unique key.
 
         Examples
         --------
-        >>> Statistics().looked_up(np.zeros(2, np.uint32), np.zeros(1, np.uint32), 0, 1)
+        >>> Statistics().looked_up(np.zeros(2, np.uint32), np.zeros(1, np.uint32))
         """
-        self._last = tables, unique_tables, first, stop
+        self._last = tables, unique_tables
 
     def forget_look_up(self) -> None:
         """Forget what was noted.
@@ -42,17 +40,7 @@ class Statistics:
         >>> Statistics().forget_look_up()
         """
         nothing = np.empty(0, np.uint32)
-        self._last = nothing, nothing, 0, 0
-
-    def recount(self) -> None:
-        """Count all rows anew the next time: some were deleted, and others have their numbers.
-
-        Examples
-        --------
-        >>> Statistics().recount()
-        """
-        self._ids, self._counted = np.zeros(0, np.int64), 0
-        self.forget_look_up()
+        self._last = nothing, nothing
 
     def report(self, store: Store, num_tables: int) -> dict[str, np.ndarray]:
         """Return arrays with one value a table, of the rows of this rank.
@@ -78,17 +66,12 @@ class Statistics:
         def count(tables: Any) -> np.ndarray:
             return np.bincount(arrays.to_host(tables), minlength=num_tables)
 
-        self._ids = np.pad(self._ids, (0, num_tables - len(self._ids)))
-        while self._counted < len(store):
-            stop = min(self._counted + _ROWS, len(store))
-            self._ids = self._ids + count(store.keys(self._counted, stop)[0])
-            self._counted = stop
-        tables, unique_tables, first, stop = self._last
+        ids, (tables, unique_tables) = store.table_counts(num_tables), self._last
         return {
-            "ids": self._ids,
-            "bytes": np.rint(self._ids * (store.nbytes / max(len(store), 1))).astype(np.int64),
+            "ids": ids,
+            "bytes": np.rint(ids * (store.nbytes / max(len(store), 1))).astype(np.int64),
             "load": np.full(num_tables, store.load),
             "keys": count(tables),
             "unique": count(unique_tables),
-            "inserted": count(store.keys(first, stop)[0]),
+            "inserted": store.new_counts(num_tables),
         }

@@ -39,7 +39,7 @@ def export_rows(group: Group, first: int, stop: int) -> Rows:
     rows = group.store.export_rows(first, stop)
     if group.history is None or first == stop:
         return rows
-    current = group.current_vectors(group.xp.arange(first, stop))
+    current = group.current_vectors(group.store.places(first, stop))
     return rows._replace(vectors=arrays.to_host(current))
 
 
@@ -146,8 +146,7 @@ def digest(group: Group) -> np.ndarray:
     array([0, 0], dtype=uint64)
     """
     total = np.zeros(2, np.uint64)
-    for first in range(0, len(group.store), _ROWS):
-        rows = group.store.export_rows(first, min(first + _ROWS, len(group.store)))
+    for rows in group.store.export():
         words = [rows.vectors, *(state.view(np.float32) for state in rows.states.values())]
         total += row_digest(rows.tables, rows.ids, np.concatenate(words, axis=1))
     return total
