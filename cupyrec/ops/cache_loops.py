@@ -1,0 +1,165 @@
+"""The loops on the CPU over the sets of `cupyrec.ops.cache_sets`, and what they decide by."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.cpython.unsafe.numbers import trailing_zeros
+
+from cupyrec import cpu
+from cupyrec.ops.hash_key import hash_key
+
+__all__ = [
+    "HALF_LIFE", "RECORD", "WAYS", "find_keys", "mark_slots", "order_keys", "plan_slots",
+    "put_slots", "remove_slots",
+]  # fmt: skip
+
+WAYS = 32
+HALF_LIFE = 1000  # steps
+RECORD = np.dtype(
+    [("id", "i8"), ("table", "u4"), ("count", "u4"), ("used", "u4"), ("dirty", "u4"), ("row", "i8")]
+)
+
+_AHEAD = 32  # keys whose cache misses overlap
+_NEAR = 16  # keys from the one being worked on to the one that is asked for
+_EMPTY, _IN_FLIGHT = -1, 1 << 62  # in place of a score
+_MOST = (1 << 32) - 1  # count
+_BELOW_1 = 1023 << 4  # sixteenths in a float64's exponent that are not its logarithm's
+_TAGS, _BYTES = np.uint64(2 * WAYS), np.uint64(RECORD.itemsize)  # of a set, of a record
+_1, _32, _LOW_16, _LOW_32 = map(np.uint64, (1, 32, (1 << 16) - 1, (1 << 32) - 1))
+
+
+@cpu.exact_inline
+def _place(table, key, sets):
+    """The set where a key belongs, and its tag; 0 is that of an empty slot.
+
+    The product's high bits depend on all those of the hash, by a few of which other tables take
+    their slots, and owners their keys: else keys would crowd in some of the sets.
+    """
+    h = hash_key(table, key) * np.uint64(0xD1342543DE82EF95)
+    return ((h >> _32) * sets) >> _32, np.uint16(max(h & _LOW_16, _1))
+
+
+@cpu.exact_inline
+def _ways_of(tags, tag):
+    """A bit for each way of a set that has this tag."""
+    ways = np.uint32(0)
+    for way in range(tags.size):  # by WAYS it would be unrolled, not made of vectors
+        if tags[way] == tag:
+            ways |= np.uint32(1) << np.uint32(way)
+    return ways
+
+
+@cpu.exact_inline
+def _sum(count, more):
+    return np.uint32(_MOST if more >= _MOST - count else count + more)
+
+
+@cpu.exact_inline
+def _score(record):
+    """In sixteenths: the bits of a float64 below its exponent are the sixteenths of a logarithm."""
+    exponent = np.float64(max(record.count, np.uint32(1))).view(np.int64) >> 48
+    return 16 * np.int64(record.used) + HALF_LIFE * (exponent - _BELOW_1)
+
+
+@cpu.exact_loop
+def find_keys(tags, records, tables, ids, counts, now, slots):
+    """Write the slot of each key, -1 where there is none; `counts` are added, unless None."""
+    sets = np.uint64(len(tags))
+    places, ways = np.empty(_AHEAD, np.uint64), np.empty(_AHEAD, np.uint32)
+    wanted = np.empty(_AHEAD, np.uint16)
+    for first in range(0, ids.size, _AHEAD):
+        count = min(_AHEAD, ids.size - first)
+        for i in range(count):
+            places[i], wanted[i] = _place(tables[first + i], ids[first + i], sets)
+            cpu.prefetch(np.uint64(tags.ctypes.data) + places[i] * _TAGS)
+        for i in range(count):
+            ways[i] = _ways_of(tags[places[i]], wanted[i])
+            slot = places[i] * np.uint64(WAYS) + np.uint64(trailing_zeros(ways[i]))
+            cpu.prefetch(np.uint64(records.ctypes.data) + slot * _BYTES)
+        for i in range(count):
+            k = first + i
+            slots[k] = -1
+            while ways[i]:
+                slot = np.int64(places[i]) * WAYS + np.int64(trailing_zeros(ways[i]))
+                record = records[slot]
+                if record.id == ids[k] and record.table == tables[k]:
+                    record.used = now
+                    if counts is not None:
+                        record.count = _sum(record.count, counts[k])
+                    slots[k] = slot
+                    break
+                ways[i] &= ways[i] - np.uint32(1)
+
+
+@cpu.exact_loop
+def order_keys(tables, ids, sets, first, order):
+    """Write each key's set << 32 | its number, from `first` on."""
+    for i in range(ids.size):
+        order[i] = _place(tables[i], ids[i], sets)[0] << _32 | np.uint64(first + i)
+
+
+@cpu.exact_loop
+def plan_slots(tags, records, order, start, stop, since, slots, evicted):
+    """Give slots to the keys of sets that begin in order[start:stop], from `order_keys`, sorted.
+
+    What a set evicts is written, ascending, where its keys stand in the order, -1 behind it.
+    """
+    scores = np.empty(WAYS, np.int64)
+    for p in range(start, stop):
+        own = order[p] >> _32
+        if p > 0 and order[p - 1] >> _32 == own:
+            continue
+        if p + _NEAR < order.size:
+            near = order[p + _NEAR] >> _32
+            cpu.prefetch(np.uint64(tags.ctypes.data) + near * _TAGS)
+            for way in range(0, WAYS, 2):  # two lie in a cache line
+                slot = near * np.uint64(WAYS) + np.uint64(way)
+                cpu.prefetch_far(np.uint64(records.ctypes.data) + slot * _BYTES)
+        first, gone, end = np.int64(own) * WAYS, np.uint32(0), p
+        for way in range(WAYS):
+            record = records[first + way]
+            scores[way] = _IN_FLIGHT if record.used >= since else _score(record)
+            if tags[own, way] == 0:
+                scores[way] = _EMPTY
+        while end < order.size and order[end] >> _32 == own:
+            way, k = scores.argmin(), order[end] & _LOW_32
+            score, end = scores[way], end + 1
+            slots[k] = -1 if score == _IN_FLIGHT else first + way
+            if score not in (_EMPTY, _IN_FLIGHT):
+                gone |= np.uint32(1) << np.uint32(way)
+            scores[way] = _IN_FLIGHT
+        for at in range(p, end):
+            evicted[at] = -1
+            if gone:
+                evicted[at] = first + np.int64(trailing_zeros(gone))
+                gone &= gone - np.uint32(1)
+
+
+@cpu.exact_loop
+def put_slots(tags, records, slots, tables, ids, rows, counts, now):
+    """Write what slots hold."""
+    for i in range(slots.size):
+        slot = slots[i]
+        if slot < 0:
+            continue
+        record, tag = records[slot], _place(tables[i], ids[i], np.uint64(len(tags)))[1]
+        tags[slot // WAYS, slot % WAYS] = tag
+        record.id, record.table, record.row = ids[i], tables[i], rows[i]
+        record.count, record.used, record.dirty = _sum(np.uint32(0), counts[i]), now, 0
+
+
+@cpu.exact_loop
+def mark_slots(records, slots, dirty):
+    """Write whether slots are dirty."""
+    for slot in slots:
+        if slot >= 0:
+            records[slot].dirty = dirty
+
+
+@cpu.exact_loop
+def remove_slots(tags, records, slots):
+    """Empty slots."""
+    for slot in slots:
+        if slot >= 0:
+            tags[slot // WAYS, slot % WAYS] = 0
+            records[slot].dirty = 0

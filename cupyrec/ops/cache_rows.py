@@ -1,0 +1,107 @@
+"""Copies of rows between a cache and payloads, lines of what backings hold of a row.
+
+A payload is the row's `stride` words, then 4 words: low and high word of the id, table, count.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cupyrec import arrays, cpu, errors
+from cupyrec.ops.cache_sets import CacheSets
+from cupyrec.ops.row_memory import RowMemory, row_at
+
+__all__ = ["fill_rows", "take_rows"]
+
+_ROWS = 512  # a block
+
+
+@cpu.exact_loop
+def _fill_cpu(memory, slots, payloads):
+    for i in range(slots.size):
+        if slots[i] >= 0:
+            row_at(memory, slots[i]).view(np.uint32)[:] = payloads[i, : memory.stride]
+
+
+@cpu.exact_loop
+def _take_cpu(memory, records, slots, payloads):
+    for i in range(slots.size):
+        if slots[i] >= 0:
+            payloads[i, : memory.stride] = row_at(memory, slots[i]).view(np.uint32)
+            payloads[i, memory.stride :] = records[slots[i], :4]
+
+
+def fill_rows(memory: RowMemory, slots: Any, payloads: Any) -> None:
+    """Write the rows of payloads into slots.
+
+    Parameters
+    ----------
+    memory : RowMemory
+        Its rows are the slots.
+    slots : (N,) array of int64
+        None twice; lines of negative ones are passed over. They are not checked.
+    payloads : (N, stride + 4) array of uint32
+
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes, dtypes or devices that don't agree.
+
+    Examples
+    --------
+    >>> chunk = np.zeros((4, 4), np.uint32)
+    >>> memory = RowMemory(np.array([chunk.ctypes.data], np.uint64), k=2, stride=4)
+    >>> fill_rows(memory, np.array([2, -1]), np.arange(16, dtype=np.uint32).reshape(2, 8))
+    >>> chunk[2]
+    array([0, 1, 2, 3], dtype=uint32)
+    """
+    _check("fill_rows", memory, slots, payloads)
+    cpu.parallel(lambda i, j: _fill_cpu(memory, slots[i:j], payloads[i:j]), len(slots), _ROWS)
+
+
+def take_rows(memory: RowMemory, sets: CacheSets, slots: Any, payloads: Any) -> None:
+    """Write what slots hold into payloads: row, key and count.
+
+    Parameters
+    ----------
+    memory : RowMemory
+        Its rows are the slots.
+    sets : CacheSets
+        Whose slots they are.
+    slots : (N,) array of int64
+        Lines of negative ones stay as they are. They are not checked.
+    payloads : (N, stride + 4) array of uint32
+
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes, dtypes or devices that don't agree.
+
+    Examples
+    --------
+    >>> sets, tables, ids = CacheSets(32), np.array([3], np.uint32), np.array([7])
+    >>> slots = sets.plan(tables, ids, now=1, since=1).slots
+    >>> sets.put(slots, tables, ids, np.array([0]), np.array([5]), now=1)
+    >>> chunk = np.ones((32, 4), np.uint32)
+    >>> memory = RowMemory(np.array([chunk.ctypes.data], np.uint64), k=5, stride=4)
+    >>> payloads = np.empty((1, 8), np.uint32)
+    >>> take_rows(memory, sets, slots, payloads)
+    >>> payloads
+    array([[1, 1, 1, 1, 7, 0, 3, 5]], dtype=uint32)
+    """
+    _check("take_rows", memory, slots, payloads, sets.words)
+    cpu.parallel(
+        lambda i, j: _take_cpu(memory, sets.words, slots[i:j], payloads[i:j]), len(slots), _ROWS
+    )
+
+
+def _check(where: str, memory: RowMemory, slots: Any, payloads: Any, *others: Any) -> ModuleType:
+    """The arrays' module."""
+    errors.dtype(where, "memory.chunks", memory.chunks, np.uint64)
+    errors.dtype(where, "slots", slots, np.int64)
+    errors.dtype(where, "payloads", payloads, np.uint32)
+    errors.axes(where, slots=(slots, "N"), payloads=(payloads, f"N {memory.stride + 4}"))
+    return arrays.namespace(where, memory.chunks, slots, payloads, *others)
