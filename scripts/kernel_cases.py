@@ -18,6 +18,7 @@ import kernel_naive as naive
 import mlp_cases  # noqa: F401 enters its cases
 import normalization_cases  # noqa: F401 enters its cases
 import numpy as np
+import store_cases  # noqa: F401 enters its cases
 from kernel_inputs import (
     CASES,
     FEATURES,

@@ -309,7 +309,10 @@ def test_difference(expected, got, error):
 # Naive versions
 
 ALL = [(name, width) for name, (_, widths) in kernel_cases.CASES.items() for width in widths]
-NO_NAIVE = set("hash_find hash_find_or_insert hash_delete round_rows encode_at_random".split())
+NO_NAIVE = set(
+    "hash_find hash_find_or_insert hash_delete round_rows encode_at_random cache_find cache_plan"
+    " cache_put".split()
+)
 DRAWN = {"relu_dropout_forward", "relu_dropout_16_forward", "initial_uniform", "initial_normal"}
 
 

@@ -37,7 +37,7 @@ def test_keys_spread_over_the_sets(shift, kept):
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 def test_score_in_pythons_integers(used, count):
-    record = np.zeros(1, cache_loops.RECORD)
+    record = np.zeros(1, cache_loops._RECORD)
     record["used"], record["count"] = used, count
     whole = max(1, count).bit_length() - 1
     sixteenths = 16 * whole + 16 * max(1, count) // 2**whole - 16

@@ -11,11 +11,6 @@ from cupyrec.ops.cache_sets import HALF_LIFE, CacheSets
 MOST = 2**32 - 1
 
 
-@pytest.fixture
-def np_or_xp():
-    return np
-
-
 class Model:
     """What a cache has to do, by lists: of a slot [key, row, count, used, dirty], or None."""
 

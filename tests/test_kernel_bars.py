@@ -26,6 +26,7 @@ NEAR_IDEAL = {
       "dot_interaction dot_interaction_rows factorization_machine relu_dropout".split()),
     *(f"{op}_{way}" for op in ("cross_matrix", "cross_vector") for way in ("forward", "backward")),
     "cross_matrix_16_backward", "compressed_products", "compressed_products_16", "compressed_sums",
+    *(f"cache_{call}" for call in "find plan put mark remove".split()), "fill_rows", "take_rows",
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",
@@ -39,6 +40,7 @@ NO_STREAM = SMALL | {
     "bag_numbers",  # a search, in offsets that L1 and L2 hold
     "compressed_products", "compressed_products_16",  # of few numbers, which L1 holds
     "unique_keys", "partition",  # look-ups in a table that L2 holds; 2 bytes are read to place 8
+    "cache_plan", "cache_mark", "cache_remove",  # few bytes of each sector are needed
 }  # fmt: skip
 
 
@@ -72,6 +74,7 @@ def test_keys_take_few_sectors(rows):
     tables = of(rows, {"hash_find", "hash_find_or_insert"})
     assert len(tables) == 2
     assert over(tables, "sectors_per_key", 4) == {}
+    assert over(of(rows, {"cache_find"}), "sectors_per_key", 6) == {}
 
 
 def test_banks_spills_and_balance(rows):

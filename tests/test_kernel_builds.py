@@ -25,6 +25,8 @@ from cupyrec.ops import (
     bags,
     batch_norm,
     bce_with_logits,
+    cache_rows,
+    cache_sets,
     cast,
     catch_up_adam,
     clip_scale,
@@ -149,6 +151,9 @@ def rows_of(width, shift):
         weights, mean = (floats(2), False) if value else (None, True)
         bags.pool_rows(*looked_up, keys, weights, mean, x[:1])
         move_rows.move_rows(memory, keys, keys)
+        payloads = floats(2, memory.stride + 4, dtype=np.uint32)
+        cache_rows.fill_rows(memory, keys, payloads)
+        cache_rows.take_rows(memory, cache_sets.CacheSets(1, arrays.module("sim")), keys, payloads)
         rowwise_adagrad.rowwise_adagrad_rows(memory, keys, x, lr=0.1, eps=1e-8, rounding=by)
         if value:
             stochastic_rounding.round_rows(x, tables, keys, 0, 0, value)

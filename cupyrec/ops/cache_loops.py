@@ -1,6 +1,11 @@
-"""The loops on the CPU over the sets of `cupyrec.ops.cache_sets`, and what they decide by."""
+"""The loops on the CPU over the sets of `cupyrec.ops.cache_sets`, and what they decide by.
+
+`tags` are (sets, WAYS) uint16, 0 where a slot is empty; `words` the records, (slots, 8) uint32.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numba.cpython.unsafe.numbers import trailing_zeros
@@ -9,22 +14,23 @@ from cupyrec import cpu
 from cupyrec.ops.hash_key import hash_key
 
 __all__ = [
-    "HALF_LIFE", "RECORD", "WAYS", "find_keys", "mark_slots", "order_keys", "plan_slots",
-    "put_slots", "remove_slots",
+    "HALF_LIFE", "WAYS", "find_keys", "mark_slots", "order_keys", "plan_slots", "put_slots",
+    "remove_slots",
 ]  # fmt: skip
 
 WAYS = 32
 HALF_LIFE = 1000  # steps
-RECORD = np.dtype(
-    [("id", "i8"), ("table", "u4"), ("count", "u4"), ("used", "u4"), ("dirty", "u4"), ("row", "i8")]
-)
 
+_RECORD = np.dtype(
+    [("id", "i8"), ("table", "u4"), ("dirty", "u4"), ("count", "u4"), ("used", "u4"), ("row", "i8")]
+)
+_KEYS, _SETS = 4096, 512  # a block of a loop
 _AHEAD = 32  # keys whose cache misses overlap
 _NEAR = 16  # keys from the one being worked on to the one that is asked for
 _EMPTY, _IN_FLIGHT = -1, 1 << 62  # in place of a score
 _MOST = (1 << 32) - 1  # count
 _BELOW_1 = 1023 << 4  # sixteenths in a float64's exponent that are not its logarithm's
-_TAGS, _BYTES = np.uint64(2 * WAYS), np.uint64(RECORD.itemsize)  # of a set, of a record
+_TAGS, _BYTES = np.uint64(2 * WAYS), np.uint64(_RECORD.itemsize)  # of a set, of a record
 _1, _32, _LOW_16, _LOW_32 = map(np.uint64, (1, 32, (1 << 16) - 1, (1 << 32) - 1))
 
 
@@ -62,8 +68,7 @@ def _score(record):
 
 
 @cpu.exact_loop
-def find_keys(tags, records, tables, ids, counts, now, slots):
-    """Write the slot of each key, -1 where there is none; `counts` are added, unless None."""
+def _find_cpu(tags, records, tables, ids, counts, now, slots):
     sets = np.uint64(len(tags))
     places, ways = np.empty(_AHEAD, np.uint64), np.empty(_AHEAD, np.uint32)
     wanted = np.empty(_AHEAD, np.uint16)
@@ -92,18 +97,15 @@ def find_keys(tags, records, tables, ids, counts, now, slots):
 
 
 @cpu.exact_loop
-def order_keys(tables, ids, sets, first, order):
-    """Write each key's set << 32 | its number, from `first` on."""
+def _order_cpu(tables, ids, sets, first, order):
     for i in range(ids.size):
         order[i] = _place(tables[i], ids[i], sets)[0] << _32 | np.uint64(first + i)
 
 
 @cpu.exact_loop
-def plan_slots(tags, records, order, start, stop, since, slots, evicted):
-    """Give slots to the keys of sets that begin in order[start:stop], from `order_keys`, sorted.
-
-    What a set evicts is written, ascending, where its keys stand in the order, -1 behind it.
-    """
+def _plan_cpu(tags, records, order, start, stop, since, slots, evicted):
+    """Of sets that begin in order[start:stop]; what is evicted of one stands where its keys do in
+    the order, -1 behind it."""
     scores = np.empty(WAYS, np.int64)
     for p in range(start, stop):
         own = order[p] >> _32
@@ -136,8 +138,7 @@ def plan_slots(tags, records, order, start, stop, since, slots, evicted):
 
 
 @cpu.exact_loop
-def put_slots(tags, records, slots, tables, ids, rows, counts, now):
-    """Write what slots hold."""
+def _put_cpu(tags, records, slots, tables, ids, rows, counts, now):
     for i in range(slots.size):
         slot = slots[i]
         if slot < 0:
@@ -149,17 +150,79 @@ def put_slots(tags, records, slots, tables, ids, rows, counts, now):
 
 
 @cpu.exact_loop
-def mark_slots(records, slots, dirty):
-    """Write whether slots are dirty."""
+def _mark_cpu(records, slots, dirty):
     for slot in slots:
         if slot >= 0:
             records[slot].dirty = dirty
 
 
 @cpu.exact_loop
-def remove_slots(tags, records, slots):
-    """Empty slots."""
+def _remove_cpu(tags, records, slots):
     for slot in slots:
         if slot >= 0:
             tags[slot // WAYS, slot % WAYS] = 0
             records[slot].dirty = 0
+
+
+def _records(words: np.ndarray) -> np.ndarray:
+    return words.view(_RECORD).reshape(-1)
+
+
+def find_keys(
+    tags: np.ndarray, words: np.ndarray, tables: Any, ids: Any, counts: Any, now: int, slots: Any
+) -> None:
+    """Write the slot of each key, -1 where there is none; `counts` are added, unless None."""
+    records, now = _records(words), np.uint32(now)
+
+    def block(i: int, j: int) -> None:
+        more = None if counts is None else counts[i:j]
+        _find_cpu(tags, records, tables[i:j], ids[i:j], more, now, slots[i:j])
+
+    cpu.parallel(block, len(ids), _KEYS)
+
+
+def order_keys(tables: Any, ids: Any, sets: int) -> np.ndarray:
+    """Return set << 32 | number of the key, ascending."""
+    order = np.empty(len(ids), np.uint64)
+
+    def block(i: int, j: int) -> None:
+        _order_cpu(tables[i:j], ids[i:j], np.uint64(sets), i, order[i:j])
+
+    cpu.parallel(block, len(ids), _KEYS)
+    order.sort()
+    return order
+
+
+def plan_slots(tags: np.ndarray, words: np.ndarray, order: np.ndarray, since: int) -> tuple:
+    """Return slots, evicted, dirty, rows: see `cupyrec.ops.cache_sets.Plan`."""
+    records, since = _records(words), np.int64(since)
+    slots, evicted = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
+
+    def block(i: int, j: int) -> None:
+        _plan_cpu(tags, records, order, i, j, since, slots, evicted)
+
+    cpu.parallel(block, len(order), _SETS)
+    evicted = evicted[evicted >= 0]
+    return slots, evicted, records["dirty"][evicted] != 0, records["row"][evicted]
+
+
+def put_slots(tags: np.ndarray, words: np.ndarray, given: tuple, now: int) -> None:
+    """Write slots, tables, ids, rows and counts."""
+    records, now = _records(words), np.uint32(now)
+
+    def block(i: int, j: int) -> None:
+        _put_cpu(tags, records, *(array[i:j] for array in given), now)
+
+    cpu.parallel(block, len(given[0]), _KEYS)
+
+
+def mark_slots(words: np.ndarray, slots: Any, dirty: bool) -> None:
+    """Write whether slots are dirty."""
+    records, dirty = _records(words), np.uint32(dirty)
+    cpu.parallel(lambda i, j: _mark_cpu(records, slots[i:j], dirty), len(slots), _KEYS)
+
+
+def remove_slots(tags: np.ndarray, words: np.ndarray, slots: Any) -> None:
+    """Empty slots."""
+    records = _records(words)
+    cpu.parallel(lambda i, j: _remove_cpu(tags, records, slots[i:j]), len(slots), _KEYS)

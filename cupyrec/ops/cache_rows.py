@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, cpu, errors
+from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.cache_sets import CacheSets
 from cupyrec.ops.row_memory import RowMemory, row_at
 
 __all__ = ["fill_rows", "take_rows"]
 
-_ROWS = 512  # a block
+_ROWS = 512  # a block of a CPU loop
+_PIECES = 4 * 256  # of 4 words, a block of a kernel
 
 
 @cpu.exact_loop
@@ -31,7 +33,21 @@ def _take_cpu(memory, records, slots, payloads):
     for i in range(slots.size):
         if slots[i] >= 0:
             payloads[i, : memory.stride] = row_at(memory, slots[i]).view(np.uint32)
-            payloads[i, memory.stride :] = records[slots[i], :4]
+            payloads[i, memory.stride : -1] = records[slots[i], :3]
+            payloads[i, -1] = records[slots[i], 4]
+
+
+_fill = Kernel(
+    "cache_rows.cu", "fill_rows",
+    "const uint64_t* chunks, int k, const int64_t* slots, const uint32_t* payloads, int64_t n",
+    lambda N, stride: Geometry(blocks(N * (stride // 4), _PIECES), 256),
+)  # fmt: skip
+_take = Kernel(
+    "cache_rows.cu", "take_rows",
+    "const uint64_t* chunks, int k, const uint32_t* records, const int64_t* slots,"
+    " uint32_t* payloads, int64_t n",
+    lambda N, stride: Geometry(blocks(N * (stride // 4 + 1), _PIECES), 256),
+)  # fmt: skip
 
 
 def fill_rows(memory: RowMemory, slots: Any, payloads: Any) -> None:
@@ -58,8 +74,12 @@ def fill_rows(memory: RowMemory, slots: Any, payloads: Any) -> None:
     >>> chunk[2]
     array([0, 1, 2, 3], dtype=uint32)
     """
-    _check("fill_rows", memory, slots, payloads)
-    cpu.parallel(lambda i, j: _fill_cpu(memory, slots[i:j], payloads[i:j]), len(slots), _ROWS)
+    xp, n = _check("fill_rows", memory, slots, payloads), len(slots)
+    if xp is np:
+        cpu.parallel(lambda i, j: _fill_cpu(memory, slots[i:j], payloads[i:j]), n, _ROWS)
+        return
+    given = xp.ascontiguousarray(slots), xp.ascontiguousarray(payloads)
+    _fill(*memory[:2], *given, n, macros={"STRIDE": memory.stride}, N=n, stride=memory.stride)
 
 
 def take_rows(memory: RowMemory, sets: CacheSets, slots: Any, payloads: Any) -> None:
@@ -92,10 +112,13 @@ def take_rows(memory: RowMemory, sets: CacheSets, slots: Any, payloads: Any) -> 
     >>> payloads
     array([[1, 1, 1, 1, 7, 0, 3, 5]], dtype=uint32)
     """
-    _check("take_rows", memory, slots, payloads, sets.words)
-    cpu.parallel(
-        lambda i, j: _take_cpu(memory, sets.words, slots[i:j], payloads[i:j]), len(slots), _ROWS
-    )
+    xp, n = _check("take_rows", memory, slots, payloads, sets.words), len(slots)
+    if xp is np:
+        records = sets.words
+        cpu.parallel(lambda i, j: _take_cpu(memory, records, slots[i:j], payloads[i:j]), n, _ROWS)
+        return
+    given = sets.words, xp.ascontiguousarray(slots), payloads
+    _take(*memory[:2], *given, n, macros={"STRIDE": memory.stride}, N=n, stride=memory.stride)
 
 
 def _check(where: str, memory: RowMemory, slots: Any, payloads: Any, *others: Any) -> ModuleType:

@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyrec import arrays, cpu, errors
-from cupyrec.kernel import blocks
+from cupyrec import arrays, errors
+from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.cache_loops import (
     HALF_LIFE,
-    RECORD,
     WAYS,
     find_keys,
     mark_slots,
@@ -36,12 +35,47 @@ from cupyrec.ops.cache_loops import (
     put_slots,
     remove_slots,
 )  # fmt: skip
+from cupyrec.ops.hash_key import check_keys
+from cupyrec.scratch import stamped
 
 __all__ = ["HALF_LIFE", "WAYS", "CacheSets", "Plan", "Records"]
 
-_KEYS, _SETS = 4096, 512  # a block of a CPU loop
+_BLOCK, _WARPS = 256, 8  # threads
 _PART = 1 << 24  # slots that `taken` goes through at a time
 _MOST = (1 << 32) - 1  # step
+
+
+def _per_key(n: int) -> Geometry:
+    return Geometry(blocks(n, _BLOCK), _BLOCK)
+
+
+_find = Kernel(
+    "cache_sets.cu", "cache_find",
+    "const uint16_t* tags, uint32_t* words, uint64_t sets, const uint32_t* tables,"
+    " const int64_t* ids, const int64_t* counts, uint32_t now, int64_t* slots, int64_t n",
+    _per_key, optional="counts",
+)  # fmt: skip
+_plan = Kernel(
+    "cache_sets.cu", "cache_plan",
+    "const uint16_t* tags, const uint32_t* words, const uint64_t* order, uint64_t since,"
+    " int64_t half_life, int64_t* slots, int64_t* evicted, bool* dirty, int64_t* rows,"
+    " uint64_t* status, uint64_t stamp, int64_t* total, int64_t n",
+    lambda n: Geometry(blocks(n, _WARPS), _BLOCK),
+)  # fmt: skip
+_put = Kernel(
+    "cache_sets.cu", "cache_put",
+    "uint16_t* tags, uint32_t* words, uint64_t sets, const int64_t* slots, const uint32_t* tables,"
+    " const int64_t* ids, const int64_t* rows, const int64_t* counts, uint32_t now, int64_t n",
+    _per_key,
+)  # fmt: skip
+_mark = Kernel(
+    "cache_sets.cu", "cache_mark", "uint32_t* words, const int64_t* slots, bool dirty, int64_t n",
+    _per_key,
+)  # fmt: skip
+_remove = Kernel(
+    "cache_sets.cu", "cache_remove",
+    "uint16_t* tags, uint32_t* words, const int64_t* slots, int64_t n", _per_key,
+)  # fmt: skip
 
 
 class Plan(NamedTuple):
@@ -107,7 +141,7 @@ class CacheSets:
     Attributes
     ----------
     words : (capacity, 8) array of uint32
-        The records: id, table, count, step of the last use, whether it is dirty, row number.
+        The records: id, table, whether it is dirty, count, step of the last use, row number.
 
     Raises
     ------
@@ -153,11 +187,6 @@ class CacheSets:
         """Bytes of records and tags."""
         return self.words.nbytes + self._tags.nbytes
 
-    @property
-    def _records(self) -> Any:
-        """As CPU loops have them."""
-        return self.words.view(RECORD).reshape(-1)
-
     def find(self, tables: Any, ids: Any, now: int, counts: Any = None) -> Any:
         """Return the slot of each key, -1 where there is none, and note that it was looked up.
 
@@ -184,18 +213,14 @@ class CacheSets:
         --------
         See the class.
         """
-        n = self._check("CacheSets.find", tables=tables, ids=ids)
+        n, tables, ids = self._check("CacheSets.find", tables=tables, ids=ids)
         if counts is not None:
-            self._check("CacheSets.find", ids=ids, counts=counts)
-        now = np.uint32(_step("CacheSets.find", "now", now))
-        slots = self.xp.empty(n, np.int64)
-        records = self._records
-
-        def block(i: int, j: int) -> None:
-            more = None if counts is None else counts[i:j]
-            find_keys(self._tags, records, tables[i:j], ids[i:j], more, now, slots[i:j])
-
-        cpu.parallel(block, n, _KEYS)
+            _, _, counts = self._check("CacheSets.find", ids=ids, counts=counts)
+        now, slots = _step("CacheSets.find", "now", now), self.xp.empty(n, np.int64)
+        if self.xp is np:
+            find_keys(self._tags, self.words, tables, ids, counts, now, slots)
+        else:
+            _find(*self._on_device, tables, ids, counts, now, slots, n, n=n)
         return slots
 
     def plan(self, tables: Any, ids: Any, now: int, since: int) -> Plan:
@@ -224,18 +249,24 @@ class CacheSets:
         --------
         See the class.
         """
-        n = self._check("CacheSets.plan", tables=tables, ids=ids)
-        since = np.int64(_step("CacheSets.plan", "since", since, 2**32))
-        order = self._by_set(tables, ids)
-        slots, evicted = np.empty(n, np.int64), np.empty(n, np.int64)
-        records = self._records
-
-        def block(i: int, j: int) -> None:
-            plan_slots(self._tags, records, order, i, j, since, slots, evicted)
-
-        cpu.parallel(block, n, _SETS)
-        evicted = evicted[evicted >= 0]
-        return Plan(slots, evicted, records["dirty"][evicted] != 0, records["row"][evicted])
+        n, xp = check_keys("CacheSets.plan", tables, ids), self.xp
+        if not isinstance(ids, np.ndarray):
+            arrays.namespace("CacheSets.plan", ids, self.words)
+        _step("CacheSets.plan", "now", now)
+        since = _step("CacheSets.plan", "since", since, 2**32)
+        if n >= 2**31:
+            raise ValueError(f"CacheSets.plan: N must be less than 2**31, got {n}.")
+        order = order_keys(arrays.to_host(tables), arrays.to_host(ids), len(self._tags))
+        if xp is np:
+            return Plan(*plan_slots(self._tags, self.words, order, since))
+        plan = Plan(*(xp.empty(n, dtype) for dtype in (np.int64, np.int64, np.bool_, np.int64)))
+        if n == 0:
+            return plan
+        total, status = xp.empty(1, np.int64), stamped(xp, blocks(n, _WARPS) + 1)
+        order = arrays.copy_to(xp, order)
+        _plan(self._tags, self.words, order, since, HALF_LIFE, *plan, *status, total, n, n=n)
+        count = int(total.item())
+        return Plan(plan.slots, *(array[:count] for array in plan[1:]))
 
     def put(self, slots: Any, tables: Any, ids: Any, rows: Any, counts: Any, now: int) -> None:
         """Let slots hold other rows, which are clean.
@@ -261,16 +292,14 @@ class CacheSets:
         --------
         See the class.
         """
-        n = self._check(
+        n, *given = self._check(
             "CacheSets.put", slots=slots, tables=tables, ids=ids, rows=rows, counts=counts
         )
-        now, records = np.uint32(_step("CacheSets.put", "now", now)), self._records
-
-        def block(i: int, j: int) -> None:
-            given = (a[i:j] for a in (slots, tables, ids, rows, counts))
-            put_slots(self._tags, records, *given, now)
-
-        cpu.parallel(block, n, _KEYS)
+        now = _step("CacheSets.put", "now", now)
+        if self.xp is np:
+            put_slots(self._tags, self.words, given, now)
+        else:
+            _put(*self._on_device, *given, now, n, n=n)
 
     def mark(self, slots: Any) -> None:
         """Call rows dirty; negative slots are passed over.
@@ -309,8 +338,11 @@ class CacheSets:
         self._mark("CacheSets.clean", slots, False)
 
     def _mark(self, where: str, slots: Any, dirty: bool) -> None:
-        n, records = self._check(where, slots=slots), self._records
-        cpu.parallel(lambda i, j: mark_slots(records, slots[i:j], np.uint32(dirty)), n, _KEYS)
+        n, slots = self._check(where, slots=slots)
+        if self.xp is np:
+            mark_slots(self.words, slots, dirty)
+        else:
+            _mark(self.words, slots, dirty, n, n=n)
 
     def remove(self, slots: Any) -> None:
         """Empty slots; negative ones are passed over.
@@ -328,8 +360,11 @@ class CacheSets:
         --------
         See the class.
         """
-        n, records = self._check("CacheSets.remove", slots=slots), self._records
-        cpu.parallel(lambda i, j: remove_slots(self._tags, records, slots[i:j]), n, _KEYS)
+        n, slots = self._check("CacheSets.remove", slots=slots)
+        if self.xp is np:
+            remove_slots(self._tags, self.words, slots)
+        else:
+            _remove(self._tags, self.words, slots, n, n=n)
 
     def records(self, slots: Any) -> Records:
         """Return what is known of the rows in slots.
@@ -355,7 +390,7 @@ class CacheSets:
         self._check("CacheSets.records", slots=slots)
         words, copy = self.words[slots], self.xp.ascontiguousarray
         ids, rows = (copy(words[:, i : i + 2]).view(np.int64).reshape(-1) for i in (0, 6))
-        return Records(copy(words[:, 2]), ids, rows, words[:, 3].astype(np.int64), words[:, 5] != 0)
+        return Records(copy(words[:, 2]), ids, rows, words[:, 4].astype(np.int64), words[:, 3] != 0)
 
     def taken(self, dirty: bool = False) -> Any:
         """Return the slots that hold a row, or a dirty one, ascending.
@@ -370,7 +405,7 @@ class CacheSets:
         >>> sets.taken(), sets.taken(dirty=True)
         (array([], dtype=int64), array([], dtype=int64))
         """
-        marks = self.words[:, 5] if dirty else self._tags.reshape(-1)
+        marks = self.words[:, 3] if dirty else self._tags.reshape(-1)
         parts = [
             self.xp.flatnonzero(marks[first : first + _PART]) + first
             for first in range(0, self.capacity, _PART)
@@ -388,23 +423,18 @@ class CacheSets:
         self._tags.fill(0)
         self.words.fill(0)
 
-    def _check(self, where: str, **given: Any) -> int:
-        """Their length, after checking what they are."""
-        arrays.namespace(where, *given.values(), self.words)
+    @property
+    def _on_device(self) -> tuple:
+        """What kernels begin with."""
+        return self._tags, self.words, len(self._tags)
+
+    def _check(self, where: str, **given: Any) -> tuple:
+        """Their length, and they as kernels take them."""
+        xp = arrays.namespace(where, *given.values(), self.words)
         for name, array in given.items():
             errors.dtype(where, name, array, np.uint32 if name == "tables" else np.int64)
-        return errors.axes(where, **{name: (array, "N") for name, array in given.items()})[0]
-
-    def _by_set(self, tables: Any, ids: Any) -> np.ndarray:
-        """The keys' numbers, ascending within a set; above bit 32 their sets, ascending."""
-        order = np.empty(len(ids), np.uint64)
-
-        def block(i: int, j: int) -> None:
-            order_keys(tables[i:j], ids[i:j], np.uint64(len(self._tags)), i, order[i:j])
-
-        cpu.parallel(block, len(ids), _KEYS)
-        order.sort()
-        return order
+        (n,) = errors.axes(where, **{name: (array, "N") for name, array in given.items()})
+        return n, *(array if xp is np else xp.ascontiguousarray(array) for array in given.values())
 
 
 def _step(where: str, name: str, step: int, most: int = _MOST) -> int:
