@@ -52,7 +52,7 @@ struct Place {
 
 __device__ __forceinline__ Place place_of(uint32_t table, int64_t id, uint64_t sets) {
     const uint64_t h = hash_key(table, id) * 0xD1342543DE82EF95ull;
-    const uint32_t tag = static_cast<uint32_t>(h) & 0xFFFF;
+    const uint32_t tag = static_cast<uint32_t>(h) >> 16;
     return {static_cast<int64_t>((h >> 32) * sets >> 32), tag ? tag : 1};
 }
 

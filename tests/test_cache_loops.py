@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_hash_table import adversarial_ids, table_numbers
 
 from cupyrec.ops import cache_loops
+from cupyrec.ops.partition import owners
 
 
 def place(table, key, sets):
@@ -19,17 +20,20 @@ def place(table, key, sets):
 @given(table_numbers, adversarial_ids, st.integers(1, 2**32 - 1))
 def test_place_in_pythons_integers(table, key, sets):
     h = oracle.hash_key(table, key) * 0xD1342543DE82EF95 % 2**64
-    assert place(table, key, sets) == [(h >> 32) * sets >> 32, h % 2**16 or 1]
+    assert place(table, key, sets) == [(h >> 32) * sets >> 32, h % 2**32 >> 16 or 1]
 
 
 @pytest.mark.parametrize("shift", [0, 16, 40])
-@pytest.mark.parametrize("kept", [0, 29, 61])
+@pytest.mark.parametrize("kept", [0, 29, 61, "owner"])
 def test_keys_spread_over_the_sets(shift, kept):
     """Chi-square of 256 sets and of 256 tags, of keys of whose other hash three bits agree."""
-    ids = [i << shift for i in range(1 << 14)]
-    ids = [key for key in ids if oracle.hash_key(1, key) >> kept & 7 == 3]
+    ids = np.arange(1 << 14) << shift
+    if kept == "owner":
+        ids = ids[owners(np.ones(len(ids), np.uint32), ids, 8) == 3]
+    else:
+        ids = [key for key in ids.tolist() if oracle.hash_key(1, key) >> kept & 7 == 3]
     places = np.array([place(1, key, 256) for key in ids])
-    for found in (places[:, 0], places[:, 1] >> 8):
+    for found in (places[:, 0], places[:, 1] >> 8, places[:, 1] & 255):
         counts, mean = np.bincount(found, minlength=256), len(ids) / 256
         chi_square = ((counts - mean) ** 2 / mean).sum()
         assert abs(chi_square - 255) < 6 * math.sqrt(2 * 255)

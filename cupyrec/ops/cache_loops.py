@@ -1,6 +1,18 @@
 """The loops on the CPU over the sets of `cupyrec.ops.cache_sets`, and what they decide by.
 
 `tags` are (sets, WAYS) uint16, 0 where a slot is empty; `words` the records, (slots, 8) uint32.
+
+HALF_LIFE was chosen by a simulation: batches of 213,000 look-ups of 20 million ids, the k-th most
+frequent in proportion to k^-1.05, and slots for 2 million, empty at first; before step 3,500 all
+ids trade their frequencies with others. Of the 75,000 distinct ids of a batch 75.0 % are among the
+2 million most frequent; all hits over their number:
+
+    HALF_LIFE   steps 751 to 1000   3001 to 3250   4751 to 5000   6751 to 7000
+        64                   .951           .963           .927           .944
+       250                   .970           .982           .920           .950
+       500                   .973           .986           .898           .941
+      1000                   .975           .987           .873           .929
+      4000                   .975           .988           .844           .910
 """
 
 from __future__ import annotations
@@ -19,7 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 WAYS = 32
-HALF_LIFE = 1000  # steps
+HALF_LIFE = 250  # steps
 
 _RECORD = np.dtype(
     [("id", "i8"), ("table", "u4"), ("dirty", "u4"), ("count", "u4"), ("used", "u4"), ("row", "i8")]
@@ -31,7 +43,7 @@ _EMPTY, _IN_FLIGHT = -1, 1 << 62  # in place of a score
 _MOST = (1 << 32) - 1  # count
 _BELOW_1 = 1023 << 4  # sixteenths in a float64's exponent that are not its logarithm's
 _TAGS, _BYTES = np.uint64(2 * WAYS), np.uint64(_RECORD.itemsize)  # of a set, of a record
-_1, _32, _LOW_16, _LOW_32 = map(np.uint64, (1, 32, (1 << 16) - 1, (1 << 32) - 1))
+_1, _16, _32, _LOW_16, _LOW_32 = map(np.uint64, (1, 16, 32, (1 << 16) - 1, (1 << 32) - 1))
 
 
 @cpu.exact_inline
@@ -42,7 +54,7 @@ def _place(table, key, sets):
     their slots, and owners their keys: else keys would crowd in some of the sets.
     """
     h = hash_key(table, key) * np.uint64(0xD1342543DE82EF95)
-    return ((h >> _32) * sets) >> _32, np.uint16(max(h & _LOW_16, _1))
+    return ((h >> _32) * sets) >> _32, np.uint16(max(h >> _16 & _LOW_16, _1))
 
 
 @cpu.exact_inline
@@ -108,15 +120,15 @@ def _plan_cpu(tags, records, order, start, stop, since, slots, evicted):
     the order, -1 behind it."""
     scores = np.empty(WAYS, np.int64)
     for p in range(start, stop):
-        own = order[p] >> _32
-        if p > 0 and order[p - 1] >> _32 == own:
-            continue
         if p + _NEAR < order.size:
             near = order[p + _NEAR] >> _32
             cpu.prefetch(np.uint64(tags.ctypes.data) + near * _TAGS)
             for way in range(0, WAYS, 2):  # two lie in a cache line
                 slot = near * np.uint64(WAYS) + np.uint64(way)
                 cpu.prefetch_far(np.uint64(records.ctypes.data) + slot * _BYTES)
+        own = order[p] >> _32
+        if p > 0 and order[p - 1] >> _32 == own:
+            continue
         first, gone, end = np.int64(own) * WAYS, np.uint32(0), p
         for way in range(WAYS):
             record = records[first + way]

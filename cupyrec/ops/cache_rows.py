@@ -13,28 +13,39 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks
 from cupyrec.ops.cache_sets import CacheSets
-from cupyrec.ops.row_memory import RowMemory, row_at
+from cupyrec.ops.row_memory import RowMemory, row_addresses, row_of
 
 __all__ = ["fill_rows", "take_rows"]
 
 _ROWS = 512  # a block of a CPU loop
+_NEAR, _RECORD = 16, 32  # slots to the one that is asked for; bytes of a record
 _PIECES = 4 * 256  # of 4 words, a block of a kernel
 
 
 @cpu.exact_loop
-def _fill_cpu(memory, slots, payloads):
-    for i in range(slots.size):
-        if slots[i] >= 0:
-            row_at(memory, slots[i]).view(np.uint32)[:] = payloads[i, : memory.stride]
+def _fill_cpu(memory, lines, slots, payloads):
+    addresses = row_addresses(memory, slots)
+    for u in range(lines.size):
+        row_of(memory, addresses, u).view(np.uint32)[:] = payloads[lines[u], : memory.stride]
 
 
 @cpu.exact_loop
-def _take_cpu(memory, records, slots, payloads):
-    for i in range(slots.size):
-        if slots[i] >= 0:
-            payloads[i, : memory.stride] = row_at(memory, slots[i]).view(np.uint32)
-            payloads[i, memory.stride : -1] = records[slots[i], :3]
-            payloads[i, -1] = records[slots[i], 4]
+def _take_cpu(memory, records, lines, slots, payloads):
+    addresses = row_addresses(memory, slots)
+    for u in range(lines.size):
+        if u + _NEAR < lines.size:
+            at = np.uint64(slots[u + _NEAR]) * np.uint64(_RECORD)
+            cpu.prefetch(np.uint64(records.ctypes.data) + at)
+        line, record = payloads[lines[u]], records[slots[u]]
+        line[: memory.stride] = row_of(memory, addresses, u).view(np.uint32)
+        for to, word in enumerate((0, 1, 2, 4), memory.stride):
+            line[to] = record[word]
+
+
+def _lines(slots: np.ndarray, i: int, j: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which of lines i to j - 1 have a slot, and these slots."""
+    lines = i + np.flatnonzero(slots[i:j] >= 0)
+    return lines, slots[lines]
 
 
 _fill = Kernel(
@@ -76,7 +87,7 @@ def fill_rows(memory: RowMemory, slots: Any, payloads: Any) -> None:
     """
     xp, n = _check("fill_rows", memory, slots, payloads), len(slots)
     if xp is np:
-        cpu.parallel(lambda i, j: _fill_cpu(memory, slots[i:j], payloads[i:j]), n, _ROWS)
+        cpu.parallel(lambda i, j: _fill_cpu(memory, *_lines(slots, i, j), payloads), n, _ROWS)
         return
     given = xp.ascontiguousarray(slots), xp.ascontiguousarray(payloads)
     _fill(*memory[:2], *given, n, macros={"STRIDE": memory.stride}, N=n, stride=memory.stride)
@@ -115,7 +126,9 @@ def take_rows(memory: RowMemory, sets: CacheSets, slots: Any, payloads: Any) -> 
     xp, n = _check("take_rows", memory, slots, payloads, sets.words), len(slots)
     if xp is np:
         records = sets.words
-        cpu.parallel(lambda i, j: _take_cpu(memory, records, slots[i:j], payloads[i:j]), n, _ROWS)
+        cpu.parallel(
+            lambda i, j: _take_cpu(memory, records, *_lines(slots, i, j), payloads), n, _ROWS
+        )
         return
     given = sets.words, xp.ascontiguousarray(slots), payloads
     _take(*memory[:2], *given, n, macros={"STRIDE": memory.stride}, N=n, stride=memory.stride)
