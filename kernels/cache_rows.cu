@@ -6,6 +6,7 @@
 //   multiple of 4. Lines of negative slots are passed over.
 // Moves: fill N (4 STRIDE + 8) bytes read, 4 N STRIDE written; take N (4 STRIDE + 28) read,
 //   N (4 STRIDE + 16) written.
+// Tried: see write_rows in embedding_rows.cu, whose division of the work this is.
 #include "row_memory.cuh"
 
 namespace {

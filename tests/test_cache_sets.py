@@ -245,3 +245,50 @@ def test_refuses_keys(tables, ids, error, text):
         cache.find(tables, ids, 1)
     with pytest.raises(error, match=oracle.sentence(f"CacheSets.plan: {text}")):
         cache.plan(tables, ids, 1, 1)
+
+
+KEY = np.zeros(1, np.uint32), np.zeros(1, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda it: CacheSets(0), ValueError, "CacheSets: 'rows' must be at least 1, got 0."),
+        (lambda it: CacheSets(1.5), TypeError, "CacheSets: 'rows' must be an integer, got 1.5."),
+        (
+            lambda it: CacheSets(2**37), ValueError,
+            "CacheSets: 'rows' must be less than 2**37, got 137438953472.",
+        ),
+        (
+            lambda it: it.find(*KEY, -1), ValueError,
+            "CacheSets.find: 'now' must be at least 0, got -1.",
+        ),
+        (
+            lambda it: it.put(KEY[1], *KEY, KEY[1], KEY[1], 2**32), ValueError,
+            "CacheSets.put: 'now' must be at most 4294967295, got 4294967296.",
+        ),
+        (
+            lambda it: it.plan(*KEY, 1, 2**32 + 1), ValueError,
+            "CacheSets.plan: 'since' must be at most 4294967296, got 4294967297.",
+        ),
+        (
+            lambda it: it.find(*KEY, 1, np.zeros(2, np.int64)), ValueError,
+            "CacheSets.find: 'counts' must have N = 1 like 'ids', got shape (2,).",
+        ),
+        (
+            lambda it: it.put(KEY[1], *KEY, KEY[1], np.zeros(1, np.uint32), 1), TypeError,
+            "CacheSets.put: 'counts' must be int64, got uint32.",
+        ),
+        (
+            lambda it: it.mark(np.zeros(1)), TypeError,
+            "CacheSets.mark: 'slots' must be int64, got float64.",
+        ),
+        (
+            lambda it: it.records(np.zeros((1, 1), np.int64)), ValueError,
+            "CacheSets.records: 'slots' must have axes (N), got shape (1, 1).",
+        ),
+    ],
+)  # fmt: skip
+def test_refuses(call, error, text):
+    with pytest.raises(error, match=oracle.sentence(text)):
+        call(CacheSets(1))
