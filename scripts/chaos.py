@@ -8,6 +8,10 @@ with 0, within 30 s or, if the rank was stopped, within the stall timeout and 15
 why; the last checkpoint must verify, and another number of ranks must go on from it to the end of
 its epoch. What happens is told on stderr, and in sum by one JSON line on stdout; exit code 1 if
 anything was not as it must be.
+
+    python scripts/chaos.py --stores --kills 100
+
+kills a process at work on a row log instead: see chaos_stores.py.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import chaos_stores
 
 from cupyrec import checkpoint
 
@@ -156,7 +162,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=50, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4], metavar="N")
+    parser.add_argument("--stores", action="store_true", help="kill those who write row logs")
+    parser.add_argument("--kills", type=int, default=100, metavar="N")
     options = parser.parse_args()
+    if options.stores:
+        total = chaos_stores.kill_stores(options.kills, options.seed)
+        print(json.dumps(total))
+        sys.exit(bool(total["wrong"] or total["unseen"]))
     chance = random.Random(options.seed)
     total = {"runs": 0, "hangs": 0, "corruptions": 0, "unexplained": 0}
     with tempfile.TemporaryDirectory() as folder:

@@ -54,7 +54,7 @@ ELSEWHERE = {
     "exchange_cases.py", "mlp_cases.py", "normalization_cases.py", "optimizer_cases.py",
     "store_cases.py",
     "accuracy_gate.py", "auc_parity.py", "bench_data.py", "bench_exchange.py",
-    "bench_exchange_ranks.py", "bench_peer_deepctr.py", "gpu_ranks.py",
+    "bench_exchange_ranks.py", "bench_peer_deepctr.py", "chaos_stores.py", "gpu_ranks.py",
 }  # fmt: skip
 
 
@@ -319,6 +319,7 @@ def test_no_gpu_is_said(monkeypatch, capsys):
 
 
 def test_chaos_tells_how_a_job_ended(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(SCRIPTS)
     with pytest.raises(SystemExit) as ended:  # this seed's one run sends SIGTERM, and soon
         run("chaos.py", "--runs", 1, "--ranks", 1, "--seed", 10, monkeypatch=monkeypatch)
     said = capsys.readouterr()
@@ -329,7 +330,8 @@ def test_chaos_tells_how_a_job_ended(monkeypatch, capsys):
     assert "ended with 130 in" in said.err
 
 
-def test_chaos_counts_a_rank_that_lives_on_as_a_hang(tmp_path):
+def test_chaos_counts_a_rank_that_lives_on_as_a_hang(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
     job = object.__new__(runpy.run_path(str(SCRIPTS / "chaos.py"))["Job"])
     job.folder, job.ranks, job.process = tmp_path, 2, subprocess.Popen(["true"])
     job.process.wait()

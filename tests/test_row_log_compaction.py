@@ -1,0 +1,128 @@
+"""The thread that frees the disk: what it moves, when it stops, and its errors."""
+
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+from test_row_log import payloads, read, tiny, write  # noqa: F401
+
+from cupyrec.embedding import row_log_compaction
+from cupyrec.embedding.row_log import RowLog
+from cupyrec.ops.log_records import SLOT_BITS
+
+
+@pytest.fixture
+def log(tmp_path, tiny, monkeypatch):  # noqa: F811
+    """A log of 2000 rows, of which the thread moves 17 at a time."""
+    monkeypatch.setattr(row_log_compaction, "_PIECE", 17 * 48)
+    with RowLog(tmp_path, 8) as log:
+        write(log, range(2000))
+        log.commit({"step": 1})
+        yield log
+
+
+def rewrite(log, times, commit=False):
+    """Rewrite half of the rows so often; return the version of each."""
+    rng, versions = np.random.default_rng(0), np.zeros(2000, np.int64)
+    for version in range(1, times + 1):
+        rows = np.flatnonzero(rng.random(2000) < 0.5)
+        write(log, rows, version)
+        versions[rows] = version
+        if commit and version % 4 == 0:
+            log.commit({})
+    return versions
+
+
+def check_rows(log, versions):
+    want = payloads(range(2000))
+    for version in np.unique(versions):
+        rows = np.flatnonzero(versions == version)
+        want[rows] = payloads(rows, version=version)
+    np.testing.assert_array_equal(read(log, range(2000)), want)
+
+
+def test_without_commits_the_last_one_stays(log, tmp_path):
+    check_rows(log, rewrite(log, 30))
+    files = log._state.files
+    assert files.held.sum() == 2000 and files.live.sum() == 2000
+    assert log.disk_bytes <= 1.5 * 4000 * 48 + 4 * files.file_bytes
+    assert log.written_bytes > 30 * 1100 * 48
+    log.close()
+    with RowLog(tmp_path, 8) as log:
+        assert log.meta == {"step": 1}
+        np.testing.assert_array_equal(read(log, range(2000)), payloads(range(2000)))
+
+
+def test_it_waits_while_records_are_read(log):
+    records = log.records()
+    next(records)
+    write(log, range(2000), 1)
+    before = {file.serial for file in log._state.files}
+    for version in range(2, 8):
+        write(log, range(2000), version)  # does not wait for ever
+    assert before <= {file.serial for file in log._state.files}
+    records.close()
+    write(log, [0], 8)
+    files = log._state.files
+    assert log.disk_bytes <= 1.5 * files.needed_bytes + 4 * files.file_bytes
+
+
+@pytest.mark.parametrize("name", ["pwrite", "fdatasync", "fsync", "replace", "unlink"])
+def test_an_error_is_raised_by_the_next_call(log, tmp_path, monkeypatch, name):
+    owner = type(tmp_path) if name in ("replace", "unlink") else os
+    real, failed = getattr(owner, name), threading.Event()
+
+    def fail(*given, **named):
+        if threading.current_thread().name == "cupyrec-compaction":
+            failed.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(OSError, match=r"Errno 28.*" + str(tmp_path)):
+            rewrite(log, 30, commit=True)
+        assert failed.is_set()
+    versions = rewrite(log, 30, commit=True)
+    check_rows(log, versions)
+    log.commit({"step": 2})
+    files = log._state.files
+    assert log.disk_bytes <= 1.5 * files.needed_bytes + 4 * files.file_bytes
+    log.close()
+    with RowLog(tmp_path, 8) as log:
+        check_rows(log, versions)
+
+
+def test_a_damaged_record_is_left_alone(log, tmp_path):
+    number, slot = divmod(int(log.versions(np.array([10]))[0]), 1 << SLOT_BITS)
+    path = log._state.files[number].path
+    data = bytearray(path.read_bytes())
+    data[slot * 48 + 30] ^= 1
+    path.write_bytes(data)
+    rule = rf"'{path}' must have at offset {slot * 48} the record that was written there"
+    others = np.flatnonzero(np.arange(2000) % 10)
+    with pytest.raises(OSError, match=rule):
+        for version in range(1, 100):
+            write(log, others, version)
+            log.commit({})
+    for version in range(100, 110):  # it was said, and goes on
+        write(log, others, version)
+    assert path.exists()
+    np.testing.assert_array_equal(read(log, others), payloads(others, version=109))
+    with pytest.raises(OSError, match=rule):
+        read(log, [10])
+
+
+def test_dropped_in_the_midst_of_work(tmp_path, tiny):  # noqa: F811
+    for version in range(10):
+        log = RowLog(tmp_path, 8)
+        write(log, range(3000), version)
+        log.commit({"version": version})
+        write(log, range(1, 3000, 2), 99)
+        write(log, range(1, 3000, 2), 98)
+        del log
+    log = RowLog(tmp_path, 8)
+    np.testing.assert_array_equal(read(log, range(3000)), payloads(range(3000), version=9))
+    log.close()
