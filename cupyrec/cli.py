@@ -1,6 +1,6 @@
 """The command ``cupyrec``: arguments, exit codes.
 
-The work of subcommands stands in `commands` and `checkpoint_commands`.
+The work of subcommands stands in `commands`, `checkpoint_commands` and `data_commands`.
 
 Exit codes: 0 done, 1 failed or stalled, 2 wrong usage, 130 interrupted. Of several ranks the first
 to fail ends all, and mpirun returns its code; of one that was killed, 128 and the signal's number.
@@ -46,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.command == "checkpoint":
             from cupyrec import checkpoint_commands as commands
+        elif options.command == "data":
+            from cupyrec import data_commands as commands
         else:
             from cupyrec import commands
 

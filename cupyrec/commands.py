@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import logging
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +31,8 @@ from cupyrec import (
 )
 from cupyrec.cli import UsageError
 from cupyrec.data import Schema, Shuffled, criteo_schema, open_dataset
-from cupyrec.data.inspect import inspect
-from cupyrec.data.movielens import write_movielens_100k
 from cupyrec.data.open_dataset import kind_of
-from cupyrec.data.synthetic import write_synthetic
+from cupyrec.embedding import CachedSSD
 from cupyrec.from_settings import (
     MODELS,
     OPTIMIZERS,
@@ -39,22 +41,16 @@ from cupyrec.from_settings import (
     default_settings,
     fit_options,
     group_field,
+    keep_tables,
+    tier_of,
 )
 from cupyrec.parallel import Communicator, world
 from cupyrec.progress import Progress
 from cupyrec.report import write_report
-from cupyrec.run_folder import RunFolder, json_line
+from cupyrec.run_folder import RunFolder, json_line, write_whole
 from cupyrec.tensorboard import TensorBoard
 
-__all__ = [
-    "data_inspect",
-    "data_movielens_100k",
-    "data_synthetic",
-    "evaluate",
-    "predict",
-    "report",
-    "train",
-]
+__all__ = ["evaluate", "predict", "report", "train"]
 
 logger = logging.getLogger("cupyrec")
 
@@ -95,15 +91,18 @@ def train(options: argparse.Namespace) -> None:
     model, optimizer, fitting = _build(settings, schema, options.device)
     progress = Progress()
     if options.resume:
+        _keep_tables(options, settings, model)
         progress = _resume(Path(options.resume) / "last", settings, schema, model, optimizer)
         _check_ranks(progress, settings, train_data)
         _warn_of_other_data(Path(options.resume), train_data)
     run = _run_folder(options, settings, schema)  # all is well: now something may be overwritten
     if run is not None and world().rank == 0:
-        _replace(run.path / "config.toml", config.to_toml(settings))
-        _replace(run.path / _DATA, json.dumps({"train": _sizes(train_data)}, indent=1))
+        write_whole(run.path / "config.toml", config.to_toml(settings))
+        write_whole(run.path / _DATA, json.dumps({"train": _sizes(train_data)}, indent=1))
     if options.resume:
         run.forget_after(progress.step)
+    else:
+        _keep_tables(options, settings, model)
     if run is None and world().rank == 0:
         logger.warning("without --out neither model nor metrics are kept")
     _log_device(options)
@@ -132,10 +131,10 @@ def evaluate(options: argparse.Namespace) -> None:
     """Measure a checkpoint by the flags of ``cupyrec evaluate``; print a JSON line."""
     start = time.perf_counter()
     _set_device(options)
-    model, data, group = _load(options, labels=True)
-    _log_device(options)
-    loaded = time.perf_counter()
-    measured = inference.evaluate(model, data, batch_size=options.batch_size, group=group)
+    with _loaded(options, labels=True) as (model, data, group):
+        _log_device(options)
+        loaded = time.perf_counter()
+        measured = inference.evaluate(model, data, batch_size=options.batch_size, group=group)
     end = time.perf_counter()
     speed = {"samples_per_second": measured["samples"] / (end - loaded), "seconds": end - start}
     _print(_of_test(measured) | speed)
@@ -157,9 +156,9 @@ def predict(options: argparse.Namespace) -> None:
         raise UsageError(f"predict: --output must end in .npy, .parquet or .csv, got '{output}'.")
     if output.exists() and not options.overwrite:
         raise UsageError(f"predict: '{output}' must not exist without --overwrite.")
-    model, data, _ = _load(options, labels=False)
-    _log_device(options)
-    probabilities = inference.predict(model, data, batch_size=options.batch_size)
+    with _loaded(options, labels=False) as (model, data, _):
+        _log_device(options)
+        probabilities = inference.predict(model, data, batch_size=options.batch_size)
     if world().rank == 0:
         _write(probabilities, data.schema.task_names, output)
     _print({"rows": len(probabilities), "output": str(output)})
@@ -189,38 +188,6 @@ def _write(probabilities: np.ndarray, tasks: list[str], output: Path) -> None:
 def report(options: argparse.Namespace) -> None:
     """Draw a run's metrics as report.html in its folder; print the path as a JSON line."""
     _print({"report": str(write_report(options.folder))})
-
-
-def data_inspect(options: argparse.Namespace) -> None:
-    """Write what a log's columns seem to be as a schema, with comments that say why."""
-    out = None if options.out is None else Path(options.out)
-    if out is not None and out.exists() and (out.is_dir() or not options.overwrite):
-        raise UsageError(f"data: '{out}' must not exist without --overwrite, nor be a folder.")
-    text = Schema.to_toml(*inspect(options.file, options.rows))
-    if out is None:
-        print(text, end="", flush=True)
-    else:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _replace(out, text)
-
-
-def data_movielens_100k(options: argparse.Namespace) -> None:
-    """Write MovieLens-100k as click logs; print the numbers of rows as a JSON line."""
-    _print(write_movielens_100k(options.wheel, options.out))
-
-
-def data_synthetic(options: argparse.Namespace) -> None:
-    """Write a synthetic click log; print its best reachable AUC as a JSON line."""
-    if Path(options.out).exists() and not options.overwrite:
-        raise UsageError(f"data: '{options.out}' must not exist without --overwrite.")
-    try:
-        written = write_synthetic(
-            options.out, options.rows, seed=options.seed,
-            ids_per_table=options.ids_per_table, zipf=options.zipf, missing=options.missing,
-        )  # fmt: skip
-    except (ValueError, TypeError) as error:
-        raise UsageError(error) from None
-    _print(written)
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -340,26 +307,34 @@ def _run_folder(
     return run
 
 
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.stem}.tmp")  # half a file would be half the settings
-    try:
-        with errors.naming(path):
-            temporary.write_text(text, "utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _build(
     settings: dict[str, dict[str, Any]], schema: Schema, device: str
 ) -> tuple[cupyrec.nn.Module, optim.Optimizer, dict[str, Any]]:
     """The model, its optimizer, and further arguments of `fit`."""
     try:
         fitting = fit_options(settings, schema)
+        tier_of(settings, "tables")
         model = build_model(settings, schema, device)
         return model, build_optimizer(settings, model), fitting
     except (ValueError, TypeError) as error:
         raise UsageError(error) from None
+
+
+def _keep_tables(
+    options: argparse.Namespace, settings: dict[str, dict[str, Any]], model: cupyrec.nn.Module
+) -> None:
+    """Keep a run's tables where [embedding] tells; a checkpoint has them too, so none are there."""
+    folder = options.resume or options.out
+    tier = tier_of(settings, Path(folder or "", "tables"))
+    keep_tables(tier, model)
+    rows = sum(len(group.store) for _, group in model.named_groups())
+    if rows and not (options.resume or options.overwrite):
+        raise UsageError(
+            f"train: embedding.path '{tier.path}' must hold no rows without --overwrite, "
+            f"got {rows}."
+        )
+    for _, group in model.named_groups():
+        group.clear()
 
 
 def _resume(
@@ -408,19 +383,28 @@ def _config(path: Path) -> dict[str, Any]:
     return configuration
 
 
-def _load(
+@contextlib.contextmanager
+def _loaded(
     options: argparse.Namespace, *, labels: bool
-) -> tuple[cupyrec.nn.Module, Any, int | None]:
+) -> Iterator[tuple[cupyrec.nn.Module, Any, int | None]]:
     """Build the model of a checkpoint, or of a run's best or last, and open the data; the number
     of the field whose groups are measured stands last."""
     path = checkpoint_files.find_checkpoint(options.checkpoint)
     configuration = _config(path)
-    schema = Schema.from_dict(configuration["schema"])
-    model = build_model(configuration["settings"], schema, options.device)
-    checkpoint.load(path, model)
-    on_error = configuration["settings"]["data"]["on_error"] if labels else "raise"
+    settings, schema = configuration["settings"], Schema.from_dict(configuration["schema"])
+    model = build_model(settings, schema, options.device)
+    on_error = settings["data"]["on_error"] if labels else "raise"
     data = open_dataset(options.data, schema, labels=labels, on_error=on_error)
-    return model, data, group_field(configuration["settings"], schema)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cupyrec-tables-"))
+        tier = tier_of(settings, folder)
+        if isinstance(tier, CachedSSD):  # the run's own may be at work
+            tier = dataclasses.replace(tier, path=folder)
+        keep_tables(tier, model)
+        for _, group in model.named_groups():
+            stack.callback(group.store.close)
+        checkpoint.load(path, model)
+        yield model, data, group_field(settings, schema)
 
 
 def _set_device(options: argparse.Namespace) -> None:

@@ -32,6 +32,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "positive_weight": 1.0,  # factor of the losses of samples whose label is 1
         "task_weights": [],  # factor of each task's loss; []: 1
     },
+    "embedding": {
+        "tier": "memory",  # or cached_host, cached_ssd: where tables keep their rows
+        "cache_mb": 256.0,  # of both: 10^6 bytes of the device's cache, for each width of tables
+        "host_cache_mb": 0.0,  # of cached_ssd: of a second cache in the host's memory, 0: none
+        "path": "",  # of cached_ssd: the folder of rows; "": "tables" in --out
+        "direct": False,  # of cached_ssd: whether files are read past the system's page cache
+    },
     "optimizer": {
         # sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl
         "name": "adagrad",

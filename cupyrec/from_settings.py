@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 from cupyrec import config, errors, optim, random
 from cupyrec.data import Schema
-from cupyrec.embedding import InitialVectors, Uniform
+from cupyrec.embedding import CachedHost, CachedSSD, InitialVectors, Memory, Tier, Uniform
 from cupyrec.models import (
     DCN,
     DLRM,
@@ -27,7 +29,7 @@ from cupyrec.parallel import Exchange, world
 
 __all__ = [
     "MODELS", "OPTIMIZERS", "build_model", "build_optimizer", "default_settings", "fit_options",
-    "group_field",
+    "group_field", "keep_tables", "tier_of",
 ]  # fmt: skip
 
 MODELS = {
@@ -114,6 +116,56 @@ def _codecs(settings: Settings) -> dict[str, str]:
     """The codecs of the exchange; runs before version 0.2 had none."""
     codecs = settings.get("exchange", config.DEFAULTS["exchange"])
     return codecs | {"evaluation": codecs["evaluation"] or codecs["forward"]}
+
+
+def tier_of(settings: Settings, folder: str | os.PathLike) -> Tier:
+    """Return the tier of ``[embedding]``, whose files lie in `folder` if it tells none.
+
+    Raises
+    ------
+    ValueError, TypeError
+        No such tier, one that can't do with dense updates, or a size that is none.
+
+    Examples
+    --------
+    >>> tier_of(default_settings("lr"), "run/tables")
+    Memory()
+    """
+    values = settings.get("embedding", config.DEFAULTS["embedding"])  # from version 0.4 on
+    if values["tier"] != "memory" and settings["model"].get("dense_updates"):
+        raise ValueError(
+            "config: model.dense_updates must be false unless embedding.tier is memory, "
+            f"got tier {values['tier']}."
+        )
+    match values["tier"]:
+        case "memory":
+            return Memory()
+        case "cached_host":
+            return CachedHost(cache_mb=values["cache_mb"])
+        case "cached_ssd":
+            return CachedSSD(
+                path=values["path"] or folder, cache_mb=values["cache_mb"],
+                host_cache_mb=values["host_cache_mb"] or None, direct=values["direct"],
+            )  # fmt: skip
+    raise ValueError(
+        "config: [embedding] tier must be memory, cached_host or cached_ssd, "
+        f"got '{values['tier']}'."
+    )
+
+
+def keep_tables(tier: Tier, model: Module) -> None:
+    """Keep a model's tables in a tier.
+
+    Examples
+    --------
+    >>> from cupyrec.data import criteo_schema
+    >>> model = build_model(default_settings("lr"), criteo_schema(), "cpu")
+    >>> keep_tables(CachedHost(cache_mb=1), model)
+    >>> [type(group.store).__name__ for _, group in model.named_groups()]
+    ['CachedStore']
+    """
+    for name, group in model.named_groups():
+        group.keep_in(tier, quote(name, safe=""))
 
 
 def fit_options(settings: Settings, schema: Schema) -> dict[str, Any]:

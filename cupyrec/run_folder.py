@@ -229,3 +229,23 @@ class RunFolder:
         for entry in folder.glob("step-*"):
             if entry.resolve() not in keep:  # killed meanwhile, half of one is none by its name
                 shutil.rmtree(entry.rename(entry.with_name(f".{entry.name}.tmp")))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is never there by half: under another name first.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(Path(folder, "a"), "text")
+    ...     Path(folder, "a").read_text()
+    'text'
+    """
+    temporary = path.with_name(f".{path.stem}.tmp")
+    try:
+        with errors.naming(path):
+            temporary.write_text(text, "utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

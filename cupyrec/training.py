@@ -17,7 +17,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from cupyrec import arrays, checkpoint, errors, random, timeline
 from cupyrec.autograd import Tensor
 from cupyrec.data import Batch, prefetch
-from cupyrec.embedding import Tables
+from cupyrec.embedding import CacheUse, Tables
 from cupyrec.inference import dataset_of, evaluate, logits_of
 from cupyrec.interruption import interruption
 from cupyrec.nn import Module
@@ -268,6 +268,7 @@ class _Job:
     last_loss: float = 0.0
     scaling: dict[str, Any] = dataclasses.field(default_factory=dict)  # for lines of metrics
     last_auc: float | None = None
+    caches: CacheUse = dataclasses.field(default_factory=CacheUse)
     bytes_sent: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
     def log(self, **line: Any) -> None:
@@ -339,6 +340,7 @@ class _Job:
         progress.loss_sum, progress.loss_count = 0.0, 0
         lr = optimizer.lr * (optimizer.schedule(optimizer.t) if optimizer.schedule else 1.0)
         told = self.scaling | self.told_by_exchanges()
+        told |= self.caches.told(self.model)
         self.log(step=progress.step, epoch=epoch, loss=mean, lr=lr, **told)
 
     def check_point(self, batch: Batch, evaluating: bool) -> None:

@@ -10,7 +10,7 @@ import trial
 from job import launch
 
 import cupyrec
-from cupyrec import checkpoint, cli, commands
+from cupyrec import checkpoint, cli, data_commands
 
 ROOT = Path(__file__).parents[1]
 
@@ -192,7 +192,7 @@ def test_ctrl_c_in_a_compiled_loop(monkeypatch, capsys):
         except KeyboardInterrupt as error:
             raise SystemError("returned a result with an exception set") from error
 
-    monkeypatch.setattr(commands, "data_synthetic", loop)
+    monkeypatch.setattr(data_commands, "data_synthetic", loop)
     assert trial.command("data", "synthetic", "--rows", 1, "--out", "none") == 130
     assert capsys.readouterr().err == "cupyrec: interrupted\n"
 

@@ -29,7 +29,7 @@ LAYERS = (
     " checkpoint_import checkpoint_reshard checkpoint_shards config data from_settings inference"
     " interop metrics progress report run_folder tensorboard testing"
     " training"
-    " < cupyrec < checkpoint_commands cli commands __main__"
+    " < cupyrec < checkpoint_commands cli commands data_commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
 READS_ONLY = {"data": {"activity", "errors", "cpu", "arrays", "ragged", "data"}}
@@ -47,7 +47,7 @@ IN_ONE_PLACE = {
     "report": {"matplotlib"},
     "tensorboard": {"tensorboardX"},
 }
-COMMANDS = {"cupyrec.cli", "cupyrec.commands", "cupyrec.checkpoint_commands"}
+COMMANDS = {f"cupyrec.{name}" for name in "cli commands checkpoint_commands data_commands".split()}
 LOOPS = {"loop", "exact_loop", "cpu.loop", "cpu.exact_loop", "cpu.exact_inline"}
 OPTIONAL = {"cuda", "cupy", "matplotlib", "mpi4py", "sklearn", "tensorboardX", "torch"}
 

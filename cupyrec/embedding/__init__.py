@@ -13,12 +13,15 @@ from cupyrec.embedding.initializers import (
 from cupyrec.embedding.look_up import Asked, LookUp
 from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.row_gradients import RowGradients
+from cupyrec.embedding.statistics import CacheUse
 from cupyrec.embedding.store import Rows, StatePart, Store
 from cupyrec.embedding.tables import Tables, widened
+from cupyrec.embedding.tier import CachedHost, CachedSSD, Memory, Tier
 from cupyrec.embedding.transfer import digest, export_rows, exported, import_vectors
 
 __all__ = [
-    "Asked", "Constant", "Group", "InitialVectors", "Initializer", "LookUp", "MemoryStore",
-    "Normal", "RowGradients", "Rows", "StatePart", "Store", "Tables", "TruncatedNormal", "Uniform",
-    "Xavier", "digest", "export_rows", "exported", "import_vectors", "widened",
+    "Asked", "CacheUse", "CachedHost", "CachedSSD", "Constant", "Group", "InitialVectors",
+    "Initializer", "LookUp", "Memory", "MemoryStore", "Normal", "RowGradients", "Rows", "StatePart",
+    "Store", "Tables", "Tier", "TruncatedNormal", "Uniform", "Xavier", "digest", "export_rows",
+    "exported", "import_vectors", "widened",
 ]  # fmt: skip

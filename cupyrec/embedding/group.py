@@ -15,9 +15,9 @@ from cupyrec.embedding.row_gradients import RowGradients, summed
 from cupyrec.embedding.shard import Shard
 from cupyrec.embedding.statistics import Statistics
 from cupyrec.embedding.store import StatePart
+from cupyrec.embedding.tier import Memory, Tier
 from cupyrec.ops.adam_history import AdamHistory
-from cupyrec.ops.bags import pool_rows, weight_gradient
-from cupyrec.ops.embedding_rows import Rounding, RowMemory, gather_rows
+from cupyrec.ops.embedding_rows import Rounding, RowMemory
 from cupyrec.ops.segment_sum import segment_sum
 from cupyrec.ops.unique_keys import unique_keys
 from cupyrec.parallel import Exchange, Route, world
@@ -68,7 +68,6 @@ class Group(Shard):
         super().__init__(initial, dtype)
         self.dense_updates = dense_updates
         self.statistics = Statistics()
-        self.numbering = 0  # goes up where rows get other numbers, or another device
         self._pending: list[RowGradients] = []
         self._coming: list[tuple[Callable[[], Any], LookUp]] = []  # from other ranks
         self.exchange = Exchange(world()) if exchange is None else exchange
@@ -134,6 +133,23 @@ class Group(Shard):
         (_, asked), self.ahead = self.ahead, None
         return asked
 
+    def read_ahead(self) -> None:
+        """Let the store read rows of the look-up that was asked for ahead, if its keys are here.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Uniform
+        >>> Group(InitialVectors(2, Uniform(), seed=1)).read_ahead()
+        """
+        if self.ahead is None or not self.store.reads_ahead:
+            return
+        keys, route = self.ahead[1].keys, self.ahead[1].route
+        if route is not None:
+            if not route.done():
+                return
+            keys = unique_keys(route.result().tables, route.result().ids)
+        self.store.prefetch(keys.tables, keys.ids)
+
     def look_up(self, tables: Any, ids: Any, insert: bool, kept: Any = None) -> LookUp:
         """Find the row of each key.
 
@@ -190,63 +206,6 @@ class Group(Shard):
         vectors = self.exchange.rows(route, self.unique_vectors(own), asked.inverse, insert)
         return (route, own), vectors
 
-    def vectors(self, look_up: LookUp, dtype: Any = np.float32) -> Any:
-        """Return the vector of each key, (N, D); of 16 bits the numbers that are nearest.
-
-        Examples
-        --------
-        See the class.
-        """
-        rows, inverse, unseen = self._places(look_up), look_up.inverse, look_up.unseen
-        out = self._empty(inverse.size, self.width, dtype=dtype)
-        self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, inverse, unseen, out))
-        return out
-
-    def pooled(self, look_up: LookUp, offsets: Any, weights: Any, mean: bool) -> Any:
-        """Return the sum or mean of each bag, (M, D) float32: see `cupyrec.ops.bags.pool_rows`.
-
-        Examples
-        --------
-        See `cupyrec.nn.MultiTableEmbedding`.
-        """
-        out = self._empty(len(offsets) - 1, self.width)
-        given = look_up.inverse, look_up.unseen, offsets, weights, mean, out
-        rows = self._places(look_up)
-        self.store.read(rows, lambda memory, rows: pool_rows(memory, rows, *given))
-        return out
-
-    def weight_gradient(self, look_up: LookUp, bags: Any, gradient: Any) -> Any:
-        """Return the gradient (N,) of the weights of `pooled`; no step may lie between them.
-
-        Parameters
-        ----------
-        look_up : LookUp
-        bags : (N,) array of int64
-            The bag of each key.
-        gradient : (M, D) array of float32
-
-        Examples
-        --------
-        >>> from cupyrec.embedding import Constant
-        >>> group = Group(InitialVectors(2, Constant(3.0), seed=1))
-        >>> look_up = group.look_up(np.zeros(1, np.uint32), np.array([5]), insert=True)
-        >>> group.weight_gradient(look_up, np.array([0]), np.ones((1, 2), np.float32))
-        array([6.], dtype=float32)
-        """
-        given = look_up.inverse, look_up.unseen, bags, gradient
-        return self.read(look_up, lambda memory, rows: weight_gradient(memory, rows, *given))
-
-    def read(self, look_up: LookUp, reader: Callable[[RowMemory, Any], Any]) -> Any:
-        """Return ``reader(memory, rows)`` of a look-up's rows, which no step has changed since.
-
-        Examples
-        --------
-        See `weight_gradient`.
-        """
-        look_up.check_numbering(self.numbering)
-        look_up.check_reached(self._reached)
-        return self.store.read(self._places(look_up), reader)
-
     def add_gradient(
         self, look_up: LookUp, gradient: Any, index: Any = None, weights: Any = None
     ) -> None:
@@ -273,15 +232,6 @@ class Group(Shard):
         segments = look_up.keys.offsets, look_up.positions
         values = segment_sum(gradient, *segments, index=index, weights=weights)
         self.add_unique_gradient(look_up, values)
-
-    def unique_vectors(self, look_up: LookUp) -> Any:
-        """Return the vector of each unique key, (U, D) float32.
-
-        Examples
-        --------
-        See `cupyrec.nn.EmbeddingMLP`.
-        """
-        return self.vectors(look_up._replace(inverse=self.xp.arange(look_up.rows.size)))
 
     def add_unique_gradient(
         self, look_up: LookUp, values: Any, squares: float | None = None
@@ -332,6 +282,7 @@ class Group(Shard):
         See `add_gradient`.
         """
         self._arrive()
+        self.read_ahead()
         self._pending = [summed(self.xp, self.width, self._pending)]
         return self._of_all_rows(self._pending[0], l2) if self.dense_updates else self._pending[0]
 
@@ -399,6 +350,42 @@ class Group(Shard):
         self.store.to(xp)
         self.initial = self.initial.to(xp)
         self.statistics.forget_look_up()
+
+    def keep_in(self, tier: Tier, name: str = "") -> None:
+        """Keep rows in a tier from now on; forget this step's gradients.
+
+        Parameters
+        ----------
+        tier : Memory, CachedHost or CachedSSD
+        name : str
+            Of the group among those that share the tier's folder; a rank has a folder of its own.
+
+        Raises
+        ------
+        ValueError
+            With `dense_updates` another tier than memory, or rows here and in the tier's files.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import CachedHost, Uniform
+        >>> group = Group(InitialVectors(2, Uniform(), seed=1))
+        >>> group.keep_in(CachedHost(cache_rows=1000))
+        >>> type(group.store).__name__
+        'CachedStore'
+        """
+        self._check_dense(tier)
+        self.zero_grad()
+        self.numbering += 1
+        ranks = self.exchange.ranks
+        self._move_to(tier, f"{name}/{ranks.rank:05}-of-{ranks.size:05}")
+        self.statistics.forget_look_up()
+
+    def _check_dense(self, tier: Tier) -> None:
+        if self.dense_updates and not isinstance(tier, Memory):
+            raise ValueError(
+                "MultiTableEmbedding: tables with dense_updates must be in tier Memory, "
+                f"got {tier}."
+            )
 
     def clear(self) -> None:
         """Forget all rows and gradients.

@@ -93,6 +93,8 @@ class RowLog:
            [ 4,  5,  6,  7]], dtype=uint32))
     """
 
+    in_memory = False
+
     def __init__(
         self, folder: str | os.PathLike, words: int, direct: bool = False, salvage: bool = False
     ) -> None:
@@ -163,14 +165,14 @@ class RowLog:
         Parameters
         ----------
         rows : (N,) array of int64
-            Those from len on must all be given, up to the largest.
+            Of new ones some may be left out, and must be written before they are read or committed.
         payloads : (N, words) array of uint32
             C-contiguous.
 
         Raises
         ------
         ValueError, TypeError
-            Shapes, dtypes, or new rows that leave others out.
+            Shapes or dtypes.
         OSError
             The disk is full, say. New rows are not there then, others may have either payload; once
             the cause is removed, the same call succeeds.
@@ -180,7 +182,7 @@ class RowLog:
         with self._writing:
             self._compaction.go_on()
             before, payloads = len(self), payloads.view(np.uint64)
-            count = self._grown(rows)
+            count = max(before, int(rows.max(initial=-1)) + 1)
             try:
                 if count > before:
                     state.grow(count)
@@ -191,19 +193,6 @@ class RowLog:
             except BaseException:
                 state.truncate(before)
                 raise
-
-    def _grown(self, rows: np.ndarray) -> int:
-        """How many rows there will be; ValueError if some would be missing."""
-        before = len(self)
-        count = max(before, int(rows.max(initial=-1)) + 1)
-        given = np.zeros(count - before, bool)
-        given[rows[rows >= before] - before] = True
-        if not given.all():
-            missing = before + int(np.flatnonzero(~given)[0])
-            raise ValueError(
-                f"RowLog.write: 'rows' must have all new rows up to {count - 1}, got no {missing}."
-            )
-        return count
 
     def truncate(self, count: int) -> None:
         """Forget rows from number `count` on; ValueError if there are fewer."""
@@ -223,6 +212,8 @@ class RowLog:
 
         Raises
         ------
+        ValueError
+            A row was never written.
         TypeError
             `meta` is something else.
         OSError
@@ -232,6 +223,10 @@ class RowLog:
         meta = json.loads(json.dumps(meta))
         with self._writing:
             self._compaction.go_on()
+            if missing := self._state.missing:
+                raise ValueError(
+                    f"RowLog.commit: all of {len(self)} rows must be written, got {missing} not."
+                )
             self._state.commit(meta)
             self._compaction.keep_up()
 

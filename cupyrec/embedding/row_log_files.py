@@ -26,7 +26,7 @@ from cupyrec import errors
 from cupyrec.ops.log_records import FILES, HEADER, SLOT_BITS
 from cupyrec.ops.record_reads import PAGE, aligned
 
-__all__ = ["FORMAT", "MANIFEST", "Commit", "Files", "LogFile", "lock_folder"]
+__all__ = ["FORMAT", "MANIFEST", "Commit", "Files", "LogFile", "lock_folder", "saved_words"]
 
 logger = logging.getLogger("cupyrec")
 MANIFEST, FORMAT = "manifest.json", 1
@@ -350,3 +350,26 @@ def _direct_flags(folder: Path) -> int:
         "RowLog: the file system of '%s' refuses O_DIRECT: reads go through the page cache", folder
     )
     return 0
+
+
+def saved_words(folder: Path) -> int | None:
+    """Return the words of the payloads of a folder's last commit, None if none had any `meta`.
+
+    Raises
+    ------
+    ValueError
+        The manifest is damaged.
+
+    Examples
+    --------
+    >>> saved_words(Path("nowhere")) is None
+    True
+    """
+    if not (folder / MANIFEST).exists():
+        return None
+    text = (folder / MANIFEST).read_text("utf-8")
+    try:
+        log = json.loads(text)["log"]
+        return int(log["words"]) if log["meta"] else None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"RowLog: '{folder / MANIFEST}' must be a manifest, got damage.") from None

@@ -65,6 +65,11 @@ class LogState:
         chunks = sum(chunk.nbytes for chunk in self._chunks)
         return chunks + self.files.nbytes + self.fresh.nbytes + self.moved.nbytes
 
+    @property
+    def missing(self) -> int:
+        """Rows without a record."""
+        return self.count - int(self.files.live.sum())
+
     def close(self) -> None:
         """Let files go; reads under way keep theirs."""
         self.fresh.file = self.moved.file = None
@@ -109,6 +114,9 @@ class LogState:
         """Read payloads (N, W) of uint64; `pool` lends the threads."""
         with self.lock:
             addresses = self.find(rows)
+            if (addresses == log_records.NOWHERE).any():
+                row = rows[addresses == log_records.NOWHERE][0]
+                raise ValueError(f"RowLog.read: rows must be written first, got row {row}.")
             for stream in (self.fresh, self.moved):
                 stream.copy_to(addresses, payloads)
             descriptors, readers = self.files.readers()

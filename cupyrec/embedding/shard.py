@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,20 @@ import numpy as np
 from cupyrec import arrays, bulk
 from cupyrec.embedding.initializers import InitialVectors
 from cupyrec.embedding.look_up import LookUp
-from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.row_gradients import RowGradients
+from cupyrec.embedding.store import Store
+from cupyrec.embedding.tier import Memory, Tier
 from cupyrec.ops.adam_history import AdamHistory
+from cupyrec.ops.bags import pool_rows, weight_gradient
 from cupyrec.ops.catch_up_adam import catch_up_rows, caught_up_vectors
-from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, FLOAT32, Rounding, gather_rows
+from cupyrec.ops.embedding_rows import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    Rounding,
+    RowMemory,
+    gather_rows,
+)  # fmt: skip
 from cupyrec.ops.stochastic_rounding import round_rows
 from cupyrec.ops.unique_keys import UniqueKeys
 
@@ -49,13 +59,36 @@ class Shard:
         if dtype not in _VALUES:
             raise ValueError(f"Group: 'dtype' must be one of {list(_VALUES)}, got '{dtype}'.")
         self.initial, self.dtype = initial, dtype
-        self.store = MemoryStore(initial.width, value=_VALUES[dtype])
+        self.tier: Tier = Memory()
+        self.store: Store = self.tier.store("", initial.width, value=_VALUES[dtype])
         self.history: AdamHistory | None = None  # of an optimizer whose rows catch up
+        self.numbering = 0  # goes up where rows get other numbers, or another device
         self.updates = 0  # goes up where optimizers step or are made
 
     xp = property(lambda self: self.store.xp, doc="Array module of the device it is on.")
     width = property(lambda self: self.initial.width, doc="D, floats of a vector.")
     _reached = property(lambda self: (self.history, len(self.history or ()), self.updates))
+
+    def _move_to(self, tier: Tier, name: str) -> None:
+        """Keep rows in another tier; if it has some that were saved, these in place of none."""
+        store = tier.store(name, self.width, self.xp, self.store.value)
+        try:
+            if len(self.store):
+                if len(store):
+                    raise ValueError(
+                        f"MultiTableEmbedding: rows must not be in both tiers, got {len(store)} "
+                        f"in {tier} and {len(self.store)} in {self.tier}."
+                    )
+                store.set_state(self.store.state)
+                for rows in self.store.export():
+                    store.import_rows(rows)
+            elif not len(store) or (self.store.state and self.store.state != store.state):
+                store.set_state(self.store.state)
+        except BaseException:
+            store.close()
+            raise
+        self.store.close()
+        self.store, self.tier = store, tier
 
     def _initial(self, tables: Any, ids: Any) -> Any:
         """Initial vectors, as rows will hold them."""
@@ -127,6 +160,72 @@ class Shard:
         unseen = self.xp.empty((0, self.width), np.float32)
         self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, every, unseen, out))
         return out
+
+    def vectors(self, look_up: LookUp, dtype: Any = np.float32) -> Any:
+        """Return the vector of each key, (N, D); of 16 bits the numbers that are nearest.
+
+        Examples
+        --------
+        See `cupyrec.embedding.Group`.
+        """
+        rows, inverse, unseen = self._places(look_up), look_up.inverse, look_up.unseen
+        out = self._empty(inverse.size, self.width, dtype=dtype)
+        self.store.read(rows, lambda memory, rows: gather_rows(memory, rows, inverse, unseen, out))
+        return out
+
+    def pooled(self, look_up: LookUp, offsets: Any, weights: Any, mean: bool) -> Any:
+        """Return the sum or mean of each bag, (M, D) float32: see `cupyrec.ops.bags.pool_rows`.
+
+        Examples
+        --------
+        See `cupyrec.nn.MultiTableEmbedding`.
+        """
+        out = self._empty(len(offsets) - 1, self.width)
+        given = look_up.inverse, look_up.unseen, offsets, weights, mean, out
+        rows = self._places(look_up)
+        self.store.read(rows, lambda memory, rows: pool_rows(memory, rows, *given))
+        return out
+
+    def weight_gradient(self, look_up: LookUp, bags: Any, gradient: Any) -> Any:
+        """Return the gradient (N,) of the weights of `pooled`; no step may lie between them.
+
+        Parameters
+        ----------
+        look_up : LookUp
+        bags : (N,) array of int64
+            The bag of each key.
+        gradient : (M, D) array of float32
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Constant, Group
+        >>> group = Group(InitialVectors(2, Constant(3.0), seed=1))
+        >>> look_up = group.look_up(np.zeros(1, np.uint32), np.array([5]), insert=True)
+        >>> group.weight_gradient(look_up, np.array([0]), np.ones((1, 2), np.float32))
+        array([6.], dtype=float32)
+        """
+        given = look_up.inverse, look_up.unseen, bags, gradient
+        return self.read(look_up, lambda memory, rows: weight_gradient(memory, rows, *given))
+
+    def read(self, look_up: LookUp, reader: Callable[[RowMemory, Any], Any]) -> Any:
+        """Return ``reader(memory, rows)`` of a look-up's rows, which no step has changed since.
+
+        Examples
+        --------
+        See `weight_gradient`.
+        """
+        look_up.check_numbering(self.numbering)
+        look_up.check_reached(self._reached)
+        return self.store.read(self._places(look_up), reader)
+
+    def unique_vectors(self, look_up: LookUp) -> Any:
+        """Return the vector of each unique key, (U, D) float32.
+
+        Examples
+        --------
+        See `cupyrec.nn.EmbeddingMLP`.
+        """
+        return self.vectors(look_up._replace(inverse=self.xp.arange(look_up.rows.size)))
 
     def _places(self, look_up: LookUp) -> Any:
         """Where the rows of a look-up lie now."""

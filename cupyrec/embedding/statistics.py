@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy as np
 from cupyrec import arrays
 from cupyrec.embedding.store import Store
 
-__all__ = ["Statistics"]
+__all__ = ["CacheUse", "Statistics"]
 
 
 class Statistics:
@@ -75,3 +77,37 @@ class Statistics:
             "unique": count(unique_tables),
             "inserted": store.new_counts(num_tables),
         }
+
+
+class CacheUse:
+    """What the caches of tables have done since they were asked the last time.
+
+    Examples
+    --------
+    >>> from cupyrec import models
+    >>> CacheUse().told(models.DLRM(2, 3))
+    {}
+    """
+
+    def __init__(self) -> None:
+        self._before: Counter = Counter()
+
+    def told(self, model: Any) -> dict[str, Any]:
+        """Return ``cache``: the part of unique keys that a model's caches held, rows and bytes.
+
+        They are of all ranks, which call this together.
+
+        Examples
+        --------
+        See the class.
+        """
+        own = [group.store.metrics() for _, group in model.named_groups()]
+        if not any(own):  # of no rank, as all have the same tiers
+            return {}
+        total: Counter = Counter()
+        for metrics in itertools.chain(*model.ranks.all_gather_json("cache", own)):
+            total.update(metrics)
+        since = {name: total[name] - self._before[name] for name in total}
+        self._before = total
+        hits, misses = since.pop("hits"), since.pop("misses")
+        return {"cache": {"hit_rate": hits / max(1, hits + misses)} | since}

@@ -89,6 +89,7 @@ class Store(ABC):
     state: tuple[StatePart, ...]
     xp: ModuleType
     epoch: int = 0
+    reads_ahead: bool = False  # whether `prefetch` does something
 
     @abstractmethod
     def __len__(self) -> int:

@@ -13,6 +13,7 @@ from cupyrec import arrays, errors
 from cupyrec.embedding import transfer
 from cupyrec.embedding.group import Group
 from cupyrec.embedding.initializers import Initializer, InitialVectors, Uniform
+from cupyrec.embedding.tier import Tier
 from cupyrec.parallel import Communicator
 
 __all__ = ["Tables", "widened"]
@@ -37,6 +38,8 @@ class Tables:
         Of all tables, or of each: see `InitialVectors`. Uniform in [-0.05, 0.05) by default.
     dtype, dense_updates
         See `Group`.
+    tier : Memory, CachedHost or CachedSSD
+        Where rows are kept: see `cupyrec.embedding.tier`.
     seed : int
         Of the initial vectors.
 
@@ -67,6 +70,7 @@ class Tables:
         initializer: Initializer | Sequence[Any] | None = None,
         dtype: str = "float32",
         dense_updates: bool = False,
+        tier: Tier | None = None,
         seed: int,
     ) -> None:
         self.num_tables = errors.positive(_NAME, "num_tables", num_tables)
@@ -82,6 +86,60 @@ class Tables:
             self.groups[width] = Group(
                 InitialVectors(width, own, seed), dtype=dtype, dense_updates=dense_updates
             )
+        if tier is not None:
+            self.keep_in(tier)
+
+    def keep_in(self, tier: Tier) -> None:
+        """Keep rows in a tier from now on, each width in a folder of its own: see `Group.keep_in`.
+
+        Raises
+        ------
+        TypeError
+            It is no tier.
+        ValueError
+            As `Group.keep_in`.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import CachedHost
+        >>> tables = Tables(1, 4, seed=1)
+        >>> tables.keep_in(CachedHost(cache_mb=1))
+        >>> tables.group.tier.cache_mb
+        1
+        """
+        if not isinstance(tier, Tier):
+            raise TypeError(
+                f"{_NAME}: 'tier' must be Memory, CachedHost or CachedSSD, got {tier!r}."
+            )
+        for width, group in self.groups.items():
+            group.keep_in(tier, f"width-{width}")
+
+    def save(self) -> None:
+        """Make rows of tier `CachedSSD` last: its files hold what they are now after any crash.
+
+        Of several ranks each saves its own.
+
+        Raises
+        ------
+        OSError
+            The disk is full, say; what was saved before holds still.
+
+        Examples
+        --------
+        >>> Tables(1, 4, seed=1).save()
+        """
+        for group in self.groups.values():
+            group.store.save()
+
+    def close(self) -> None:
+        """Let the files of tier `CachedSSD` go; what was not saved is forgotten.
+
+        Examples
+        --------
+        >>> Tables(1, 4, seed=1).close()
+        """
+        for group in self.groups.values():
+            group.store.close()
 
     @property
     def group(self) -> Group:

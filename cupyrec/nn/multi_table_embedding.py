@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, autograd, errors, random
-from cupyrec.embedding import Asked, Group, Initializer, LookUp, Tables, widened
+from cupyrec.embedding import Asked, Group, Initializer, LookUp, Tables, Tier, widened
 from cupyrec.nn.module import Module
 from cupyrec.ops.array_functions import concatenate, reshape, transpose
 from cupyrec.ops.bags import check_offsets, mean_gradient, pad_bags
@@ -101,6 +101,8 @@ class MultiTableEmbedding(Tables, Module):
         Of the vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
     dense_updates : bool
         Whether optimizers move every row in every step; for tables that are small.
+    tier : Memory, CachedHost or CachedSSD, optional
+        Where rows are kept, by default in the device's memory: see `cupyrec.embedding.tier`.
     seed : int, optional
         Of the initial vectors; by default drawn from `cupyrec.manual_seed`'s generator.
 
@@ -138,12 +140,13 @@ class MultiTableEmbedding(Tables, Module):
         padding_idx: int | None = None,
         dtype: str = "float32",
         dense_updates: bool = False,
+        tier: Tier | None = None,
         seed: int | None = None,
     ) -> None:
         drawn = int(random.generator().integers(2**63))
         super().__init__(
             num_tables, embedding_dim, initializer=initializer, dtype=dtype,
-            dense_updates=dense_updates, seed=drawn if seed is None else seed,
+            dense_updates=dense_updates, tier=tier, seed=drawn if seed is None else seed,
         )  # fmt: skip
         self.joined = isinstance(embedding_dim, (Sequence, np.ndarray))
         self.fields = _fields(self.num_tables, fields)
@@ -245,8 +248,8 @@ class MultiTableEmbedding(Tables, Module):
     def prepare(self, ids: Any) -> None:
         """Tell the ids (B, F) that `forward` or `rows` is called with after the next time.
 
-        Of several ranks their keys travel while that one's rows are worked on. Rows are found, and
-        unseen ids get theirs, when it is their turn.
+        While that one's rows are worked on keys travel to the ranks that own them, and a tier
+        beyond memory reads rows. They are found, and unseen ids get theirs, when it is their turn.
 
         Examples
         --------
@@ -258,7 +261,8 @@ class MultiTableEmbedding(Tables, Module):
         given, ids = ids, widened(self.module(ids), ids)
         errors.axes(_NAME, ids=(ids, f"B {len(self.fields)}"))
         for group, _ in self._fields_of_groups():
-            group.following = None if group.exchange.is_local else (given, ids)
+            ahead = group.store.reads_ahead or not group.exchange.is_local
+            group.following = (given, ids) if ahead else None
 
     def look_up_by_field(self, ids: Any) -> LookUp:
         """Find the rows of ids (B, F); keys are numbered field after field, key f * B + b.
@@ -344,6 +348,7 @@ class MultiTableEmbedding(Tables, Module):
             if following is not None:
                 given, ids = following
                 group.ahead = given, self._ask(xp, group, fields, ids, None)
+                group.read_ahead()
         return self._join(parts)
 
     def _ask(self, xp: ModuleType, group: Group, fields: Any, ids: Any, present: Any) -> Asked:
