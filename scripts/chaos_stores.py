@@ -158,7 +158,7 @@ def check(folder: Path, truth: Truth, begun: int, done: int, direct: bool) -> st
 def damage(folder: Path, chance: random.Random) -> Path | None:
     """Damage something that the last commit needs; return it."""
     told = json.loads((folder / "manifest.json").read_text())["log"]
-    if not told["files"] or chance.random() < 0.1:
+    if not told["files"] or chance.random() < 0.2:
         path, size = folder / "manifest.json", (folder / "manifest.json").stat().st_size
     else:
         serial, records = chance.choice(told["files"])

@@ -76,7 +76,7 @@ def test_what_is_wrong_is_told(chaos, folder):
 def test_damage_is_done_and_seen(chaos, folder, tmp_path):
     path, _ = folder
     kinds = set()
-    for seed in range(25):
+    for seed in range(12):
         copy = tmp_path / f"copy{seed}"
         shutil.copytree(path, copy)
         before = {file.name: file.read_bytes() for file in path.iterdir()}

@@ -89,7 +89,7 @@ def full_tmpfs(folder):
         ballast.write_bytes(bytes(192 << 10))
         yield lambda: ballast.unlink(missing_ok=True)
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays
+from cupyrec import arrays, interruption
 from cupyrec.embedding.row_log_files import Commit, Files, LogFile
 from cupyrec.embedding.row_log_streams import Stream
 from cupyrec.ops import log_records
@@ -91,6 +91,7 @@ class LogState:
         log_records.find(self.places.chunks, rows, addresses)
         return addresses
 
+    @interruption.held()
     def grow(self, count: int) -> None:
         """Have more rows, which are nowhere yet."""
         with self.lock:
@@ -98,6 +99,7 @@ class LogState:
             log_records.reserve(self.places.chunks, self.count, count)
             self.count = count
 
+    @interruption.held()
     def write(self, rows: np.ndarray, payloads: np.ndarray) -> int:
         """Append new versions of some of the first rows; return of how many."""
         with self.lock:
@@ -127,6 +129,7 @@ class LogState:
             offset = slot * self.files.record_bytes
             raise self.files.damage(readers[number].path, offset, failure.errno)
 
+    @interruption.held()
     def truncate(self, count: int) -> None:
         """Forget the last rows."""
         while self.count > count:
@@ -136,6 +139,7 @@ class LogState:
                 self.count = first
                 self.resize(first)
 
+    @interruption.held()
     def commit(self, meta: dict[str, Any]) -> None:
         """Make what there is durable."""
         with self.change:
