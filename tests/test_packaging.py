@@ -113,7 +113,7 @@ def test_requirements(facts: Message) -> None:
     assert requirements(facts, "plot") == {"matplotlib"}
     assert requirements(facts, "tensorboard") == {"tensorboardX"}
     assert requirements(facts, "torch") == {"torch"}
-    assert requirements(facts, "bench") == {"pandas", "scikit-learn"}
+    assert requirements(facts, "bench") == {"pandas", "rocksdict", "scikit-learn"}
 
 
 def test_license_text(installed: Path) -> None:
