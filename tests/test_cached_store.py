@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
         if twice:  # another look-up of the step
             self.places([(3, i) for i in range(40)])
         if self.store.epoch != epoch:
-            places = self.store.find(*columns(xp, pairs))
+            places = self.store.find(*columns(xp, pairs), again=True)
         g = np.arange(len(pairs) * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
         device_g = arrays.copy_to(xp, g)
         self.store.update(places, lambda memory, at: sgd_rows(memory, at, device_g, lr=1.0))

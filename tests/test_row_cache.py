@@ -38,7 +38,8 @@ def admit(cache, ids, dirty, learns=True):
     tables = np.zeros(len(ids), np.uint32)
     on_device = [arrays.copy_to(xp, array) for array in (tables, ids)]
     counts = xp.ones(len(ids), np.int64) if learns else None
-    slots, missing, tables, ids = cache.find(*on_device, counts, learns=learns)
+    cache.begin(stays=learns)
+    slots, missing, tables, ids = cache.find(*on_device, counts)
     lines = np.zeros((len(ids), STRIDE + 4), np.uint32)
     lines[:, :STRIDE] = ids[:, None]
     once = np.ones(len(ids), np.int64)

@@ -147,8 +147,8 @@ class CachedStore(Store):
     # Look-ups
 
     @interruption.held()
-    def find(self, tables: Any, ids: Any) -> Any:
-        return self._look_up(tables, ids, None, None)
+    def find(self, tables: Any, ids: Any, again: bool = False) -> Any:
+        return self._look_up(tables, ids, None, None, again)
 
     @interruption.held()
     def find_or_insert(
@@ -158,11 +158,16 @@ class CachedStore(Store):
         return self._look_up(tables, ids, initial, counts)
 
     def _look_up(
-        self, tables: Any, ids: Any, initial: Callable[[Any, Any], Any] | None, counts: Any
+        self,
+        tables: Any,
+        ids: Any,
+        initial: Callable[[Any, Any], Any] | None,
+        counts: Any,
+        again: bool = False,
     ) -> Any:
-        xp, cache = self.xp, self._cache
-        learns = initial is not None
-        slots, missing, tables, ids = cache.find(tables, ids, counts, learns=learns)
+        xp, cache, learns = self.xp, self._cache, initial is not None
+        cache.begin(stays=learns or again, settles=not again)
+        slots, missing, tables, ids = cache.find(tables, ids, counts)
         if learns:
             self._new = np.empty(0, np.uint32)
         if not len(missing):

@@ -314,7 +314,7 @@ class Group(Shard):
         self.updates += 1
         if rows.size:
             if epoch != self.store.epoch:
-                rows = self.store.find(tables, ids)
+                rows = self.store.find(tables, ids, again=True)
             rounding = self._rounding(tables, ids, step)
             self.store.update(rows, lambda *at: rule(*at, values, rounding))
         self.store.end_step()

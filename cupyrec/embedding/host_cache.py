@@ -86,6 +86,7 @@ class HostCache:
             self._len = max(self._len, int(rows.max(initial=-1)) + 1)
 
     def _find(self, rows: np.ndarray) -> tuple:
+        self._cache.begin()
         return self._cache.find(np.zeros(len(rows), np.uint32), rows, np.ones(len(rows), np.int64))
 
     def _admit(self, rows: np.ndarray, lines: np.ndarray, dirty: bool) -> np.ndarray:

@@ -88,7 +88,7 @@ class MemoryStore(Store):
             return self._index.nbytes + len(self) * self.row_bytes
         return self._index.nbytes + sum(chunk.nbytes for chunk in self._chunks)
 
-    def find(self, tables: Any, ids: Any) -> Any:
+    def find(self, tables: Any, ids: Any, again: bool = False) -> Any:
         return self._index.find(tables, ids)
 
     @interruption.held()

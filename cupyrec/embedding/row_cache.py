@@ -179,8 +179,28 @@ class RowCache:
 
     # Look-ups
 
+    def begin(self, *, stays: bool = False, settles: bool = True) -> None:
+        """Begin a look-up.
+
+        Parameters
+        ----------
+        stays : bool
+            Whether its rows, and those of look-ups before, are in flight until `end_step`; else its
+            own are until the next look-up.
+        settles : bool
+            Whether the overflow's rows may leave.
+
+        Examples
+        --------
+        See `cupyrec.embedding.CachedStore`.
+        """
+        self.now += 1
+        self._in_flight = self._since if stays else self.now
+        if settles:
+            self._settle()
+
     def find(
-        self, tables: Any, ids: Any, counts: Any = None, *, learns: bool = False
+        self, tables: Any, ids: Any, counts: Any = None
     ) -> tuple[Any, Any, np.ndarray, np.ndarray]:
         """Return the slot of each key, -1 where it is not here; and which those are.
 
@@ -190,8 +210,6 @@ class RowCache:
         ids : (N,) array of int64
         counts : (N,) array of int64, optional
             How often each is asked for.
-        learns : bool
-            Whether its rows are in flight until `end_step`, not only until the next call.
 
         Returns
         -------
@@ -204,16 +222,13 @@ class RowCache:
         --------
         See `cupyrec.embedding.CachedStore`.
         """
-        self.now += 1
-        self._in_flight = self._since if learns else self.now
-        self._settle()
         slots, missing, *keys = self.peek(tables, ids, counts)
         self.hits += len(ids) - len(missing)
         self.misses += len(missing)
         return slots, missing, *keys
 
     def peek(self, tables: Any, ids: Any, counts: Any = None) -> tuple:
-        """Return what `find` does, without a step of the clock.
+        """Return what `find` does, which counts it.
 
         Examples
         --------

@@ -232,7 +232,9 @@ class Shard:
         if look_up.epoch == self.store.epoch:
             return look_up.rows
         known, rows = self.xp.flatnonzero(look_up.rows >= 0), look_up.rows.copy()
-        rows[known] = self.store.find(look_up.keys.tables[known], look_up.keys.ids[known])
+        rows[known] = self.store.find(
+            look_up.keys.tables[known], look_up.keys.ids[known], again=True
+        )
         return rows
 
     def _of_all_rows(self, gradients: RowGradients, l2: Any) -> RowGradients:

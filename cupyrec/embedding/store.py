@@ -106,10 +106,11 @@ class Store(ABC):
         """Part of the slots that keys take."""
 
     @abstractmethod
-    def find(self, tables: Any, ids: Any) -> Any:
+    def find(self, tables: Any, ids: Any, again: bool = False) -> Any:
         """Return the place of each key's row as (N,) int64, -1 where there is none.
 
-        No row, key or state changes.
+        No row, key or state changes. `again` tells that a look-up of this step has found them
+        before.
         """
 
     @abstractmethod
