@@ -119,6 +119,16 @@ def test_all_caches_train_to_the_same_bits_on_sim(tmp_path):
     assert trained("sim", both, make, steps=12)[0] == truth
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", [CachedHost, CachedSSD])
+def test_every_rank_keeps_its_own_rows(kind, tmp_path):
+    make, where = OPTIMIZERS["adam"], {} if kind is CachedHost else {"path": tmp_path}
+    truth, *_ = trained("cpu", Memory(), make, steps=30)
+    got, told, _ = trained("cpu", kind(cache_rows=1, **where), make, steps=30)
+    assert got == truth
+    assert all(metrics["evictions"] for metrics in told)
+
+
 def test_rows_move_between_tiers(tmp_path):
     tables = Tables(2, 4, seed=1)
     tables.group.look_up(np.zeros(200, np.uint32), np.arange(200), insert=True)
