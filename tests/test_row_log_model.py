@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import run_state_machine_as_test as check_calls
 
 from cupyrec.embedding import row_log_compaction, row_log_files, row_log_streams
 from cupyrec.embedding.row_log import RowLog
@@ -94,6 +95,4 @@ def test_any_calls(monkeypatch, least):
     monkeypatch.setattr(row_log_files, "_LEAST", least)
     monkeypatch.setattr(row_log_streams, "_BUFFER", 700)
     monkeypatch.setattr(row_log_compaction, "_PIECE", 500)
-    assert RowLog.__len__  # what TestCase needs is a class
-    Model.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-    Model.TestCase("runTest").runTest()
+    check_calls(Model, settings=settings(max_examples=40, stateful_step_count=40))

@@ -180,3 +180,38 @@ def test_a_commit_that_fails_is_made_again(tmp_path, monkeypatch, name):
     with RowLog(tmp_path, 8) as log:
         assert log.meta == {"step": 2}
         check_rows(log, rows, np.repeat([2, 1], [9, 6])[:, None] * np.ones(8, np.uint32))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_a_failed_sync_gave_up_is_written_again(tmp_path, monkeypatch, lost):
+    with RowLog(tmp_path, 8) as log:
+        rows = np.arange(300)
+        log.write(rows, np.full((300, 8), 1, np.uint32))
+        log.commit({"step": 1})
+        log.write(rows, np.full((300, 8), 2, np.uint32))
+        with monkeypatch.context() as patch:
+
+            def fail(_):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            patch.setattr(os, "fdatasync", fail)
+            with pytest.raises(OSError, match=str(tmp_path)):
+                log.commit({"step": 2})
+        doubtful = next(file for file in log._state.files if file.doubtful)
+        if lost:  # of the page cache too
+            with open(doubtful.path, "r+b") as stream:
+                stream.seek(doubtful.synced * 48)
+                stream.write(bytes(48))
+            rule = rf"'{doubtful.path}' must have at offset {doubtful.synced * 48} the record"
+            with pytest.raises(OSError, match=rule):
+                log.commit({"step": 2})
+            assert log.meta == {"step": 1}
+            return
+        written, real = [], os.pwrite
+        monkeypatch.setattr(os, "pwrite", lambda *a: written.append(a[2]) or real(*a))
+        log.commit({"step": 2})
+        assert written == [doubtful.path.stat().st_size - doubtful.written * 48]
+        assert not doubtful.doubtful
+    with RowLog(tmp_path, 8) as log:
+        assert log.meta == {"step": 2}
+        check_rows(log, rows, np.full((300, 8), 2, np.uint32))

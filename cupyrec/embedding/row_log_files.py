@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyrec import errors
+from cupyrec.ops import log_records
 from cupyrec.ops.log_records import FILES, HEADER, SLOT_BITS
 from cupyrec.ops.record_reads import PAGE, aligned
 
@@ -31,6 +32,7 @@ __all__ = ["FORMAT", "MANIFEST", "Commit", "Files", "LogFile", "lock_folder", "s
 logger = logging.getLogger("cupyrec")
 MANIFEST, FORMAT = "manifest.json", 1
 _LEAST, _MOST = 1 << 20, 1 << 30  # bytes of a file
+_PIECE = 4 << 20  # bytes
 _PARTS = 32  # files of a large table, about
 
 
@@ -82,6 +84,8 @@ class LogFile:
         Slots it may have.
     damaged : bool
         Compaction found a damaged record in it, and leaves it alone.
+    doubtful : bool
+        What is not synced may have been given up by the system.
 
     Examples
     --------
@@ -92,7 +96,8 @@ class LogFile:
         self.path, self.number, self.capacity = path, number, capacity
         self.serial = int(path.stem)
         self.length = self.written = self.synced = 0
-        self.damaged, self.bits = False, np.empty(0, np.uint64)
+        self.damaged = self.doubtful = False
+        self.bits = np.empty(0, np.uint64)
         self.writer = -1
         self.reader: _Reader | None = _Reader(path, flags)
 
@@ -261,11 +266,33 @@ class Files:
                 slots = min(slots, int(self.committed[file.number]))
             if slots > file.synced:
                 with errors.naming(file.path):
-                    os.fdatasync(file.reader.descriptor)
+                    self._sync(file)
                 file.synced = slots
         if self._entries_changed:
             sync(self.folder)
             self._entries_changed = False
+
+    def _sync(self, file: LogFile) -> None:
+        """Wait for the disk; where that failed before, write again what was not there for sure.
+
+        The system counts as written what it once failed to write.
+        """
+        if file.doubtful:
+            size, descriptor = self.record_bytes, os.open(file.path, os.O_RDWR)
+            try:
+                for first in range(file.synced, file.written, slots := max(1, _PIECE // size)):
+                    records = np.empty((min(slots, file.written - first), size // 8), np.uint64)
+                    os.preadv(descriptor, [records], first * size)
+                    if (bad := log_records.first_damaged(records)) < len(records):
+                        raise self.damage(file.path, (first + bad) * size)
+                    os.pwrite(descriptor, records, first * size)
+            finally:
+                os.close(descriptor)
+        file.doubtful = True
+        os.fdatasync(file.reader.descriptor)
+        file.doubtful = False
+        if self.flags:
+            os.posix_fadvise(file.reader.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def write_manifest(self, commit: Commit, files: Iterable[tuple[LogFile, int]]) -> None:
         """Let a commit with so many records of each file be what the folder holds."""

@@ -21,8 +21,8 @@ from cupyrec import cpu
 
 __all__ = [
     "CHUNK", "CHUNK_BITS", "FILES", "HEADER", "NOWHERE", "SLOT_BITS", "Places", "append",
-    "copy_buffered", "find", "leave", "live_records", "move", "reserve", "row_in", "scan", "void",
-    "whole",
+    "copy_buffered", "find", "first_damaged", "leave", "live_records", "move", "reserve", "row_in",
+    "scan", "void", "whole",
 ]  # fmt: skip
 
 HEADER = 2  # uint64 words
@@ -189,6 +189,16 @@ def void(records) -> None:
     for at in range(0, flat.size, words):
         flat[at : at + words] = 0
         _head(flat, at, words, _VOID, 0)
+
+
+@cpu.exact_loop
+def first_damaged(records) -> int:
+    """Number of the first record that is not what was written; how many there are if all are."""
+    flat, words = records.reshape(-1), records.shape[1]
+    for i in range(len(records)):
+        if not whole(flat, i * words, words):
+            return i
+    return len(records)
 
 
 @cpu.exact_loop
