@@ -23,6 +23,7 @@ from cupyrec.embedding.row_layout import RowLayout, lines_as_memory
 from cupyrec.embedding.store import Rows, StatePart, Store
 from cupyrec.ops.embedding_rows import FLOAT32, RowMemory
 from cupyrec.ops.key_index import KeyIndex
+from cupyrec.parallel.devices import pinned
 
 __all__ = ["Backings", "CachedStore"]
 
@@ -200,7 +201,7 @@ class CachedStore(Store):
         rows = self._index.find(tables, ids)
         known = np.flatnonzero(rows >= 0)
         rows = rows[known]
-        lines = arrays.empty((known.size, self._words), np.uint32)
+        lines = pinned(self.xp, (known.size, self._words), np.uint32)
         with timeline.span("read rows"):
             self._ahead.read(rows, lines)
         self._cache.read_bytes += lines.nbytes

@@ -21,6 +21,7 @@ from cupyrec.ops.cache_rows import fill_rows, take_rows
 from cupyrec.ops.cache_sets import CacheSets
 from cupyrec.ops.hash_table import HashTable
 from cupyrec.ops.row_memory import RowMemory
+from cupyrec.parallel.devices import fetched
 
 __all__ = ["TAIL", "Backing", "RowCache", "payload_keys", "write_tails"]
 
@@ -340,7 +341,7 @@ class RowCache:
             some = slots[first : first + size]
             lines = self.xp.empty((len(some), self._words), np.uint32)
             take_rows(self.memory, self._sets, some, lines)
-            self._write(rows[first : first + size], arrays.to_host(lines))
+            self._write(rows[first : first + size], fetched(lines))
 
     def _write(self, rows: np.ndarray, lines: np.ndarray) -> None:
         self.backing.write(rows, lines)

@@ -8,6 +8,7 @@ has it: no stream needs to wait for another.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -17,7 +18,7 @@ import numpy as np
 
 from cupyrec import arrays, streams
 
-__all__ = ["Given", "Room", "empty", "fetched", "finish", "pinned_like", "received"]
+__all__ = ["Given", "Room", "empty", "fetched", "finish", "pinned", "pinned_like", "received"]
 
 
 class Given:
@@ -127,6 +128,24 @@ def empty(xp: ModuleType, shape: Any, dtype: Any) -> Any:
     return made
 
 
+def pinned(xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return a new array in the host's memory that is copied to and from a device fast.
+
+    Examples
+    --------
+    >>> pinned(np, (2, 3), np.uint32).shape
+    (2, 3)
+    """
+    if xp is np:
+        return arrays.empty(shape, dtype)
+    size = math.prod(shape)
+    if arrays.name(xp) != "cuda" or not size:
+        return np.empty(shape, dtype)
+    dtype = np.dtype(dtype)
+    memory = sys.modules["cupy"].cuda.alloc_pinned_memory(size * dtype.itemsize)  # from a pool
+    return np.frombuffer(memory, dtype, size).reshape(shape)
+
+
 def pinned_like(array: Any) -> np.ndarray:
     """Return a new array in the host's memory that a GPU's `array` can be copied to and from fast.
 
@@ -135,10 +154,7 @@ def pinned_like(array: Any) -> np.ndarray:
     >>> pinned_like(np.zeros(2)).shape
     (2,)
     """
-    if arrays.device(array) != "cuda" or not array.size:
-        return np.empty(array.shape, array.dtype)
-    memory = sys.modules["cupy"].cuda.alloc_pinned_memory(array.nbytes)  # from a pool
-    return np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
+    return pinned(arrays.namespace("pinned_like", array), array.shape, array.dtype)
 
 
 def fetched(array: Any) -> np.ndarray:
