@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_row_log import payloads, read, tiny, write  # noqa: F401
 
-from cupyrec.embedding import row_log_compaction
+from cupyrec.embedding import row_log_compaction, row_log_files
 from cupyrec.embedding.row_log import RowLog
 from cupyrec.ops.log_records import SLOT_BITS
 
@@ -126,3 +126,36 @@ def test_dropped_in_the_midst_of_work(tmp_path, tiny):  # noqa: F811
     log = RowLog(tmp_path, 8)
     np.testing.assert_array_equal(read(log, range(3000)), payloads(range(3000), version=9))
     log.close()
+
+
+def test_copies_of_committed_records_are_held_wherever_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_log_files, "_LEAST", 3 * 4096)  # 256 records
+    with RowLog(tmp_path, 8) as log:
+        state, compaction = log._state, log._compaction
+        write(log, range(512))
+        log.commit({})
+        write(log, [*range(200), *range(256, 456)], 1)
+        log.commit({})
+        first, second = list(state.files)[:2]
+        for victim in (first, second):  # a commit in the midst of the file they go to
+            compaction._empty(victim)
+            assert not state.files.live[victim.number]
+            log.commit({"step": 1})
+        assert state.moved.file.length < state.moved.file.capacity
+        assert first.reader is None and second.reader is None
+        compaction._empty(next(iter(state.files)))  # the copies of rows 0 to 199
+        write(log, range(512), 2)
+        assert state.files.held.sum() == 512
+        for file in list(state.files):
+            if file not in (state.fresh.file, state.moved.file):
+                compaction._empty(file)
+        with state.change:
+            state.drop_unneeded()
+        assert state.files.held.sum() == 512
+    with RowLog(tmp_path, 8) as log:
+        assert log.meta == {"step": 1}
+        rows = np.arange(512)
+        want = payloads(rows)
+        new = (rows < 200) | (rows >= 256) & (rows < 456)
+        want[new] = payloads(rows[new], version=1)
+        np.testing.assert_array_equal(read(log, rows), want)

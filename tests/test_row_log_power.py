@@ -11,7 +11,7 @@ from test_row_log import payloads, read, tiny, write  # noqa: F401
 from cupyrec.embedding import row_log_compaction, row_log_files
 from cupyrec.embedding.row_log import RowLog
 
-SECTOR = 512
+SECTOR, PAGE = 512, 4096
 
 
 class Disk:
@@ -72,9 +72,11 @@ class Disk:
             data = bytearray(old.ljust(len(new), b"\0"))
             for at in range(0, len(data), SECTOR):
                 if rng.random() < share:
-                    data[at : at + SECTOR] = new[at : at + SECTOR].ljust(
-                        len(data[at : at + SECTOR]), b"\0"
-                    )
+                    data[at : at + SECTOR] = new[at : at + SECTOR].ljust(SECTOR, b"\0")
+            del data[max(len(old), len(new)) :]
+            for at in range(0, len(data), PAGE):  # one that was being written may be lost
+                if old[at : at + PAGE] != new[at : at + PAGE] and rng.random() < share / 5:
+                    data[at : at + PAGE] = bytes(len(data[at : at + PAGE]))
             keep = len(data) if rng.random() < share else len(old)
             (to / name).write_bytes(data[:keep])
 
