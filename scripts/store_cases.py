@@ -1,4 +1,4 @@
-"""Cases of bench_kernels.py for a cache of rows over a store that is not in the device's memory."""
+"""Cases of bench_kernels.py for stores: a cache of rows over another memory, rows' lives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from kernel_inputs import TABLES, Rows, Work, batch_keys, case, floats
 
 from cupyrec import arrays
-from cupyrec.ops import cache_rows, cache_sets
+from cupyrec.ops import cache_rows, cache_sets, row_life
 
 
 class _Cache:
@@ -139,3 +139,22 @@ def _take_rows(xp: ModuleType, batch: int, width: int) -> Work:
 
     ideal = it.n * (8 + 8 * held.stride + 32) + held.addresses
     return Work(call, ideal, f"N={it.n} D={width}", {"stride": held.stride}, naive=plain)
+
+
+@case("touch_rows", 128, 16)
+def _touch_rows(xp: ModuleType, batch: int, width: int) -> Work:
+    u = len(batch_keys(batch).ids)
+    held, offsets = Rows(xp, u, width + 2, 1), xp.asarray(batch_keys(batch).offsets)
+    words = held.flat.view(np.int32)
+
+    def call() -> tuple:
+        return row_life.touch_rows(held.memory, held.rows, offsets, width, 7), words
+
+    def plain() -> tuple:
+        words[held.rows, width] = 7
+        counts = words[held.rows, width + 1] + (offsets[1:] - offsets[:-1])
+        words[held.rows, width + 1] = xp.minimum(counts, 2**31 - 1)
+        return words[held.rows, width + 1], words
+
+    ideal = u * (8 + 4 + 8 + 4) + offsets.nbytes + held.addresses
+    return Work(call, ideal, f"U={u} D={width}", dtype="int32", naive=plain)

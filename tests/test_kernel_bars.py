@@ -27,6 +27,7 @@ NEAR_IDEAL = {
     *(f"{op}_{way}" for op in ("cross_matrix", "cross_vector") for way in ("forward", "backward")),
     "cross_matrix_16_backward", "compressed_products", "compressed_products_16", "compressed_sums",
     *(f"cache_{call}" for call in "find plan put mark remove".split()), "fill_rows", "take_rows",
+    "touch_rows",
 }  # fmt: skip
 ROW_WISE = {
     "sgd_rows", "momentum_rows", "adagrad_rows", "rowwise_adagrad_rows", "adam_rows",

@@ -42,6 +42,7 @@ from cupyrec.ops import (
     messages,
     move_rows,
     relu_dropout,
+    row_life,
     row_vectors,
     rowwise_adagrad,
     segment_sum,
@@ -151,6 +152,7 @@ def rows_of(width, shift):
         weights, mean = (floats(2), False) if value else (None, True)
         bags.pool_rows(*looked_up, keys, weights, mean, x[:1])
         move_rows.move_rows(memory, keys, keys)
+        row_life.touch_rows(memory, keys, floats(3, dtype=np.int64), value, 7)
         payloads = floats(2, memory.stride + 4, dtype=np.uint32)
         cache_rows.fill_rows(memory, keys, payloads)
         cache_rows.take_rows(memory, cache_sets.CacheSets(1, arrays.module("sim")), keys, payloads)
