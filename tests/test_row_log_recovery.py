@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_row_log import payloads, read, tiny, write  # noqa: F401
 
+from cupyrec.embedding import row_log_files
 from cupyrec.embedding.row_log import RowLog
 from cupyrec.ops.log_records import SLOT_BITS
 
@@ -175,3 +176,32 @@ def test_a_stranger_in_the_folder_stays(tmp_path):
     RowLog(tmp_path, 8).close()
     RowLog(tmp_path, 8).close()
     assert {p.name for p in tmp_path.iterdir()} == {"notes.txt", "1.rows", "LOCK", "manifest.json"}
+
+
+def test_what_the_disk_can_not_read(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(row_log_files, "_LEAST", 10 * 4096)
+    with RowLog(tmp_path, 8) as log:
+        write(log, range(3000))
+        log.commit({})
+    path, real = files(tmp_path)[1][0], os.preadv
+
+    def failing(descriptor, buffers, offset):
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        if name == str(path) and offset < 5 * 4096 < offset + buffers[0].nbytes:
+            raise OSError(5, "Input/output error")
+        return real(descriptor, buffers, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", failing)
+        with pytest.raises(OSError, match=rf"Input/output error: '{path}'"):
+            RowLog(tmp_path, 8)
+        with RowLog(tmp_path, 8, salvage=True) as log:
+            assert 1 <= log.lost <= 2 * 85 and len(log) + log.lost == 3000
+            log.commit({"saved": True})
+    assert f"'{path}' can't be read: Input/output error" in caplog.text
+    assert not path.exists()
+    with RowLog(tmp_path, 8) as log:
+        assert log.meta == {"saved": True}
+        came = read(log, range(len(log)))
+    every = {tuple(line) for line in payloads(range(3000)).tolist()}
+    assert len({tuple(line) for line in came.tolist()} & every) == len(came)

@@ -285,7 +285,11 @@ class Files:
                     os.preadv(descriptor, [records], first * size)
                     if (bad := log_records.first_damaged(records)) < len(records):
                         raise self.damage(file.path, (first + bad) * size)
-                    os.pwrite(descriptor, records, first * size)
+                    if (got := os.pwrite(descriptor, records, first * size)) < records.nbytes:
+                        raise OSError(
+                            errno.ENOSPC,
+                            f"RowLog: '{file.path}' must take {records.nbytes} bytes, got {got}",
+                        )
             finally:
                 os.close(descriptor)
         file.doubtful = True

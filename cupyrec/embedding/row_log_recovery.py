@@ -17,6 +17,7 @@ from cupyrec.embedding.row_log_files import FORMAT, MANIFEST, Commit, Files, Log
 from cupyrec.embedding.row_log_state import LogState
 from cupyrec.ops import log_records
 from cupyrec.ops.log_records import SLOT_BITS
+from cupyrec.ops.record_reads import PAGE
 
 __all__ = ["recover"]
 
@@ -126,8 +127,8 @@ class _Scan:
         state, whole = self.state, True
         latest = self.manifest["sequence"] or _MANY
         for first, records in _pieces(state.files, file, self.salvage):
-            done = 0
-            while done < len(records):
+            done, whole = 0, whole and records is not None
+            while records is not None and done < len(records):
                 address = file.number << SLOT_BITS | first + done
                 n, newest = log_records.scan(
                     state.places, self.sequences, records[done:], address, latest
@@ -159,16 +160,27 @@ class _Scan:
         return lost
 
 
-def _pieces(files: Files, file: LogFile, skip: bool) -> Iterator[tuple[int, np.ndarray]]:
-    """Slots and records of a file, some megabytes at a time; or none where they can't be read."""
-    slots = max(1, _PIECE // files.record_bytes)
-    for first in range(0, file.length, slots):
+def _pieces(files: Files, file: LogFile, skip: bool) -> Iterator[tuple[int, np.ndarray | None]]:
+    """Slots and records of a file, some megabytes at a time.
+
+    Where they can't be read, in ever smaller pieces, None: about a page at last.
+    """
+    most, least = (max(1, size // files.record_bytes) for size in (_PIECE, PAGE))
+    first, slots = 0, most
+    while first < file.length:
+        n = min(slots, file.length - first)
         try:
-            yield first, files.read(file.reader, first, min(slots, file.length - first))
+            records = files.read(file.reader, first, n)
         except OSError as error:
             if not skip:
                 raise
+            if n > least:
+                slots = n // 2
+                continue
             logger.warning("RowLog: '%s' can't be read: %s", file.path, error.strerror)
+            records = None
+        yield first, records
+        first, slots = first + n, min(2 * slots, most)
 
 
 def _save(state: LogState, damaged: list[LogFile], lost: np.ndarray) -> None:
@@ -176,6 +188,8 @@ def _save(state: LogState, damaged: list[LogFile], lost: np.ndarray) -> None:
     files, words = state.files, state.files.words // 2
     for file in damaged:
         for first, records in _pieces(files, file, skip=True):
+            if records is None:
+                continue
             rows, payloads = np.empty(len(records), np.int64), np.empty((len(records), words), "u8")
             address = file.number << SLOT_BITS | first
             n = log_records.live_records(

@@ -82,11 +82,16 @@ def _place(chunks, row, address):
 
 
 @cpu.exact_inline
+def _ask_for(chunks, row):
+    chunk, at = chunks[row >> CHUNK_BITS], row & ((1 << CHUNK_BITS) - 1)
+    cpu.prefetch(chunk + np.uint64(4 * at))
+    cpu.prefetch(chunk + np.uint64((4 << CHUNK_BITS) + at))
+
+
+@cpu.exact_inline
 def _ask(chunks, rows, i):
     if i < rows.size:
-        chunk, at = chunks[rows[i] >> CHUNK_BITS], rows[i] & ((1 << CHUNK_BITS) - 1)
-        cpu.prefetch(chunk + np.uint64(4 * at))
-        cpu.prefetch(chunk + np.uint64((4 << CHUNK_BITS) + at))
+        _ask_for(chunks, rows[i])
 
 
 # A record as loops see it: `words` words from `at` on of a flat array of uint64.
@@ -319,7 +324,13 @@ def scan(places, sequences, source, address, latest) -> tuple[int, int]:
         The largest sequence number of those before it.
     """
     flat, words, newest = source.reshape(-1), source.shape[1], np.uint64(0)
+    memory = np.uint64(sequences.ctypes.data)
     for i in range(len(source)):
+        if i + _AHEAD < len(source):
+            ahead = row_in(flat, (i + _AHEAD) * words)
+            if ahead < sequences.size:
+                cpu.prefetch(memory + np.uint64(8 * ahead))
+                _ask_for(places.chunks, ahead)
         row, sequence = row_in(flat, i * words), source[i, 1] >> _8
         if not whole(flat, i * words, words) or sequence > np.uint64(latest):
             return i, np.int64(newest)
