@@ -10,6 +10,7 @@ from cupyrec.embedding.initializers import (
     Uniform,
     Xavier,
 )
+from cupyrec.embedding.life import LIFE, Life
 from cupyrec.embedding.look_up import Asked, LookUp
 from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.row_gradients import RowGradients
@@ -20,8 +21,32 @@ from cupyrec.embedding.tier import CachedHost, CachedSSD, Memory, Tier
 from cupyrec.embedding.transfer import digest, export_rows, exported, import_vectors
 
 __all__ = [
-    "Asked", "CacheUse", "CachedHost", "CachedSSD", "Constant", "Group", "InitialVectors",
-    "Initializer", "LookUp", "Memory", "MemoryStore", "Normal", "RowGradients", "Rows", "StatePart",
-    "Store", "Tables", "Tier", "TruncatedNormal", "Uniform", "Xavier", "digest", "export_rows",
-    "exported", "import_vectors", "widened",
+    "LIFE",
+    "Asked",
+    "CacheUse",
+    "CachedHost",
+    "CachedSSD",
+    "Constant",
+    "Group",
+    "InitialVectors",
+    "Initializer",
+    "Life",
+    "LookUp",
+    "Memory",
+    "MemoryStore",
+    "Normal",
+    "RowGradients",
+    "Rows",
+    "StatePart",
+    "Store",
+    "Tables",
+    "Tier",
+    "TruncatedNormal",
+    "Uniform",
+    "Xavier",
+    "digest",
+    "export_rows",
+    "exported",
+    "import_vectors",
+    "widened",
 ]  # fmt: skip

@@ -6,28 +6,26 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from cupyrec import random, timeline
-from cupyrec.embedding.initializers import InitialVectors
-from cupyrec.embedding.look_up import Asked, LookUp
+from cupyrec import arrays, random
+from cupyrec.embedding.initializers import Constant, InitialVectors
+from cupyrec.embedding.life import LIFE, Life, gone
+from cupyrec.embedding.look_up import LookUp
+from cupyrec.embedding.look_ups import LookUps
 from cupyrec.embedding.row_gradients import RowGradients, summed
 from cupyrec.embedding.shard import Shard
-from cupyrec.embedding.statistics import Statistics
 from cupyrec.embedding.store import StatePart
 from cupyrec.embedding.tier import Memory, Tier
 from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.embedding_rows import Rounding, RowMemory
 from cupyrec.ops.segment_sum import segment_sum
-from cupyrec.ops.unique_keys import unique_keys
-from cupyrec.parallel import Exchange, Route, world
+from cupyrec.parallel import Exchange
 
 __all__ = ["Group"]
 
 _PARTS = 16  # look-ups whose gradients are summed at once
 
 
-class Group(Shard):
+class Group(LookUps):
     """Embedding tables of one width, with rows that appear when their ids do.
 
     Of several ranks each has the rows of the ids that it owns. Then look-ups and gradients are
@@ -45,6 +43,8 @@ class Group(Shard):
         Whether every row moves in every step, with gradient zero if it isn't in the batch.
     exchange : Exchange, optional
         With other ranks; by default one without codecs with all that the launcher started.
+    life : Life, optional
+        When ids get and lose rows.
 
     Raises
     ------
@@ -53,6 +53,7 @@ class Group(Shard):
 
     Examples
     --------
+    >>> import numpy as np
     >>> from cupyrec.embedding import Uniform
     >>> group = Group(InitialVectors(4, Uniform(), seed=1))
     >>> tables, ids = np.zeros(2, np.uint32), np.array([5, 5])
@@ -63,17 +64,14 @@ class Group(Shard):
 
     def __init__(
         self, initial: InitialVectors, *, dtype: str = "float32", dense_updates: bool = False,
-        exchange: Exchange | None = None,
+        exchange: Exchange | None = None, life: Life | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(initial, dtype)
+        super().__init__(initial, dtype, exchange)
         self.dense_updates = dense_updates
-        self.statistics = Statistics()
+        self.deleted: list[tuple[Any, Any]] = []  # keys, since a checkpoint, if `life` is given
+        self.keep_account(life)
         self._pending: list[RowGradients] = []
         self._coming: list[tuple[Callable[[], Any], LookUp]] = []  # from other ranks
-        self.exchange = Exchange(world()) if exchange is None else exchange
-        # Of the look-up after the next: ids as they were given, and as int64.
-        self.following: tuple[Any, Any] | None = None
-        self.ahead: tuple[Any, Asked] | None = None  # given ids, and where their keys have gone
 
     def __repr__(self) -> str:
         ranks, store = self.exchange.ranks, self.store
@@ -86,125 +84,6 @@ class Group(Shard):
         """What a copy gets: the gradients that come, but not what was asked for ahead."""
         self._arrive()
         return vars(self) | {"following": None, "ahead": None}
-
-    def ask(self, tables: Any, ids: Any, kept: Any = None) -> Asked:
-        """Begin a look-up: send keys to the ranks that own them, before their rows may be read.
-
-        Parameters
-        ----------
-        tables : (N,) array of uint32
-        ids : (N,) array of int64
-        kept : (K,) array of int64, optional
-            Numbers of the keys that count, ascending; the others are padding: they have no row, and
-            the vector zero.
-
-        Raises
-        ------
-        ValueError, TypeError
-            Keys of another shape, dtype or device.
-
-        Examples
-        --------
-        >>> from cupyrec.embedding import Uniform
-        >>> group = Group(InitialVectors(2, Uniform(), seed=1))
-        >>> group.ask(np.zeros(2, np.uint32), np.array([5, 5])).keys.ids
-        array([5])
-        """
-        if kept is None:
-            keys = unique_keys(tables, ids)
-            inverse = keys.inverse
-        else:
-            tables = tables[kept]
-            keys = unique_keys(tables, ids[kept])
-            inverse = self.xp.full(ids.size, -1, np.int64)
-            inverse[kept] = keys.inverse
-        route = None if self.exchange.is_local else self.exchange.ask(keys.tables, keys.ids)
-        return Asked(tables, keys, inverse, kept, route)
-
-    def asked_ahead(self, ids: Any) -> Asked | None:
-        """Return what was asked for these very ids ahead, if it was.
-
-        Examples
-        --------
-        See `cupyrec.nn.MultiTableEmbedding.prepare`.
-        """
-        if self.ahead is None or self.ahead[0] is not ids:
-            return None
-        (_, asked), self.ahead = self.ahead, None
-        return asked
-
-    def read_ahead(self) -> None:
-        """Let the store read rows of the look-up that was asked for ahead, if its keys are here.
-
-        Examples
-        --------
-        >>> from cupyrec.embedding import Uniform
-        >>> Group(InitialVectors(2, Uniform(), seed=1)).read_ahead()
-        """
-        if self.ahead is None or not self.store.reads_ahead:
-            return
-        keys, route = self.ahead[1].keys, self.ahead[1].route
-        if route is not None:
-            if not route.done():
-                return
-            keys = unique_keys(route.result().tables, route.result().ids)
-        self.store.prefetch(keys.tables, keys.ids)
-
-    def look_up(self, tables: Any, ids: Any, insert: bool, kept: Any = None) -> LookUp:
-        """Find the row of each key.
-
-        Parameters
-        ----------
-        tables, ids, kept
-            See `ask`.
-        insert : bool
-            Whether unseen ids get a row. If not, nothing changes: they get their initial vectors.
-
-        Raises
-        ------
-        ValueError, TypeError
-            Keys of another shape, dtype or device.
-
-        Notes
-        -----
-        On a device it waits twice, for the numbers of unique and of unseen ids.
-
-        Examples
-        --------
-        See the class.
-        """
-        return self.find(self.ask(tables, ids, kept), insert)
-
-    @timeline.span("look-up")
-    def find(self, asked: Asked, insert: bool) -> LookUp:
-        """End a look-up: find the row of each key, as it is now.
-
-        Examples
-        --------
-        >>> from cupyrec.embedding import Uniform
-        >>> group = Group(InitialVectors(2, Uniform(), seed=1))
-        >>> group.find(group.ask(np.zeros(2, np.uint32), np.array([5, 5])), insert=True).rows
-        array([0])
-        """
-        tables, keys, inverse, kept, route = asked
-        remote = None
-        if route is None:
-            rows, unseen = self._find(keys, insert)
-        else:
-            remote, unseen = self._find_remote(route.result(), insert)
-            rows = -1 - self.xp.arange(len(keys.ids))
-        if insert:
-            self.statistics.looked_up(tables, keys.tables)
-        now = self.numbering, self._reached, kept, self.store.epoch
-        return LookUp(keys, inverse, rows, unseen, *now, remote)
-
-    def _find_remote(self, route: Route, insert: bool) -> tuple[tuple[Route, LookUp], Any]:
-        """The vectors (U, D) of the keys of a route, and where they and their gradients go."""
-        asked = unique_keys(route.tables, route.ids)
-        found = asked, asked.inverse, *self._find(asked, insert)
-        own = LookUp(*found, self.numbering, self._reached, None, self.store.epoch)
-        vectors = self.exchange.rows(route, self.unique_vectors(own), asked.inverse, insert)
-        return (route, own), vectors
 
     def add_gradient(
         self, look_up: LookUp, gradient: Any, index: Any = None, weights: Any = None
@@ -222,6 +101,7 @@ class Group(Shard):
 
         Examples
         --------
+        >>> import numpy as np
         >>> from cupyrec.embedding import Uniform
         >>> group = Group(InitialVectors(2, Uniform(), seed=1))
         >>> look_up = group.look_up(np.zeros(2, np.uint32), np.array([5, 5]), insert=True)
@@ -240,6 +120,7 @@ class Group(Shard):
 
         Examples
         --------
+        >>> import numpy as np
         >>> from cupyrec.embedding import Uniform
         >>> group = Group(InitialVectors(2, Uniform(), seed=1))
         >>> look_up = group.look_up(np.zeros(2, np.uint32), np.array([5, 5]), insert=True)
@@ -258,8 +139,12 @@ class Group(Shard):
             return
         if look_up.reached != self._reached:  # steps have come between, or another optimizer
             self._catch_up(self._places(look_up), keys.tables, keys.ids)
-        found = look_up.rows, values, keys.tables, keys.ids, squares, look_up.epoch
-        self._pending.append(RowGradients(*found))
+        found = RowGradients(
+            look_up.rows, values, keys.tables, keys.ids, squares, look_up.epoch
+        )  # fmt: skip
+        if self.life is not None and not self.life.admits_all:
+            found = found.of(self.xp.flatnonzero(look_up.rows >= 0))
+        self._pending.append(found)
         if len(self._pending) > _PARTS:  # of a table that no optimizer steps they would pile up
             self._pending = [summed(self.xp, self.width, self._pending)]
 
@@ -318,6 +203,70 @@ class Group(Shard):
             rounding = self._rounding(tables, ids, step)
             self.store.update(rows, lambda *at: rule(*at, values, rounding))
         self.store.end_step()
+        checks = self.life is not None and (self.life.expires or self.candidates is not None)
+        if checks and step % self.life.check_every == 0:
+            self.expire()
+
+    def keep_account(self, life: Life | None) -> None:
+        """Let ids get and lose rows by these rules; None lets all get some and keep them.
+
+        Raises
+        ------
+        ValueError
+            There are rows already.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Life, Uniform
+        >>> group = Group(InitialVectors(2, Uniform(), seed=1))
+        >>> group.keep_account(Life(expire_after=1000))
+        >>> [part.name for part in group.store.state]
+        ['life']
+        """
+        if len(self.store):
+            raise ValueError(
+                "MultiTableEmbedding: 'life' must be given before there are rows, "
+                f"got {len(self.store)} of them."
+            )
+        state, self.life, self.candidates = self.optimizer_state, life, None
+        if life is not None and life.admit_after > 1:
+            self.candidates = Shard(InitialVectors(1, Constant(0.0), self.initial.seed), "float32")
+            self.candidates.life = Life()
+            self.candidates.store.set_state((LIFE,))
+            self._move_candidates(self.xp)
+        self.set_state(state, self.history)
+
+    def _move_candidates(self, xp: ModuleType) -> None:
+        if self.candidates is not None:
+            self.candidates.store.to(xp)
+            self.candidates.initial = self.candidates.initial.to(xp)
+
+    @property
+    def optimizer_state(self) -> tuple[StatePart, ...]:
+        """Parts of the rows' state that are the optimizer's."""
+        return tuple(part for part in self.store.state if part != LIFE)
+
+    def expire(self) -> int:
+        """Take their rows from ids whose time is over by `life`; return how many.
+
+        Of several ranks each does so with its own rows. It is done by itself every
+        `life.check_every` steps.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from cupyrec.embedding import Life, Uniform
+        >>> group = Group(InitialVectors(2, Uniform(), seed=1), life=Life(max_ids=1))
+        >>> _ = group.look_up(np.zeros(2, np.uint32), np.array([5, 7]), insert=True)
+        >>> group.expire(), len(group.store)
+        (1, 1)
+        """
+        if self.life is None:
+            return 0
+        now = int(random.step())
+        if self.candidates is not None:
+            self._forget_candidates(now)
+        return self.delete(*(arrays.copy_to(self.xp, a) for a in gone(self.store, self.life, now)))
 
     def set_state(self, state: tuple[StatePart, ...], history: AdamHistory | None = None) -> None:
         """Give rows the state that a new optimizer starts from, and its history if they catch up.
@@ -334,7 +283,7 @@ class Group(Shard):
         self.zero_grad()
         self._catch_up_all()
         self.updates += 1
-        self.store.set_state(state)
+        self.store.set_state(state if self.life is None else (*state, LIFE))
         self.history = history
 
     def to(self, xp: ModuleType) -> None:
@@ -342,12 +291,14 @@ class Group(Shard):
 
         Examples
         --------
+        >>> import numpy as np
         >>> from cupyrec.embedding import Uniform
         >>> Group(InitialVectors(2, Uniform(), seed=1)).to(np)
         """
         self.zero_grad()
         self.numbering += int(xp is not self.xp)
         self.store.to(xp)
+        self._move_candidates(xp)
         self.initial = self.initial.to(xp)
         self.statistics.forget_look_up()
 
@@ -398,7 +349,9 @@ class Group(Shard):
         self.zero_grad()
         self.numbering += 1
         self.store.clear()
-        self.statistics = Statistics()
+        self.deleted = []
+        if self.candidates is not None:
+            self.candidates.store.clear()
 
     def delete(self, tables: Any, ids: Any) -> int:
         """Forget keys, with their state; return how many there were. Others are passed over.
@@ -417,6 +370,7 @@ class Group(Shard):
 
         Examples
         --------
+        >>> import numpy as np
         >>> from cupyrec.embedding import Uniform
         >>> group = Group(InitialVectors(2, Uniform(), seed=1))
         >>> _ = group.look_up(np.zeros(2, np.uint32), np.array([5, 7]), insert=True)
@@ -427,5 +381,7 @@ class Group(Shard):
         self.numbering += 1
         before = len(self.store)
         self.store.delete(tables, ids)
+        if self.life is not None and len(ids):
+            self.deleted.append((arrays.to_host(tables), arrays.to_host(ids)))
         self.statistics.forget_look_up()
         return before - len(self.store)

@@ -42,6 +42,18 @@ class RowGradients(NamedTuple):
     squares: float | None = None
     epoch: int = 0
 
+    def of(self, numbers: Any) -> RowGradients:
+        """Return those of some of the rows, by their numbers here.
+
+        Examples
+        --------
+        >>> part = RowGradients(*map(np.arange, (3, 3, 3, 3)))
+        >>> part.of(np.array([2])).rows
+        array([2])
+        """
+        parts = [array[numbers] for array in self[:4]]
+        return RowGradients(*parts, epoch=self.epoch)
+
 
 def summed(xp: ModuleType, width: int, parts: Sequence[RowGradients]) -> RowGradients:
     """Return the sum of the gradients of several look-ups, each row once again.

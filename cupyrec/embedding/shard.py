@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, bulk
-from cupyrec.embedding.initializers import InitialVectors
+from cupyrec import arrays, bulk, random
+from cupyrec.embedding.initializers import InitialVectors, Uniform
+from cupyrec.embedding.life import Life, gone
 from cupyrec.embedding.look_up import LookUp
 from cupyrec.embedding.row_gradients import RowGradients
 from cupyrec.embedding.store import Store
@@ -23,13 +24,16 @@ from cupyrec.ops.embedding_rows import (
     Rounding,
     RowMemory,
     gather_rows,
+    vector_words,
 )  # fmt: skip
+from cupyrec.ops.row_life import touch_rows
 from cupyrec.ops.stochastic_rounding import round_rows
 from cupyrec.ops.unique_keys import UniqueKeys
 
 __all__ = ["Shard"]
 
 _ROWS = 1 << 16  # rows caught up at a time
+_ODD = 0x9E3779B97F4A7C15  # between the seeds of steps
 _VALUES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 
 
@@ -62,6 +66,8 @@ class Shard:
         self.tier: Tier = Memory()
         self.store: Store = self.tier.store("", initial.width, value=_VALUES[dtype])
         self.history: AdamHistory | None = None  # of an optimizer whose rows catch up
+        self.life: Life | None = None  # of ids, if it is kept account of
+        self.candidates: Shard | None = None  # ids that have no row yet
         self.numbering = 0  # goes up where rows get other numbers, or another device
         self.updates = 0  # goes up where optimizers step or are made
 
@@ -108,10 +114,10 @@ class Shard:
     def _find(self, keys: UniqueKeys, insert: bool) -> tuple[Any, Any]:
         """The place of each key of this rank, or -1 - j for vector j of the second array."""
         xp, unseen = self.xp, self.xp.empty((0, self.width), np.float32)
+        if insert and (self.life is None or self.life.admits_all):
+            return self._learnt(keys.tables, keys.ids, keys.offsets), unseen
         if insert:
-            rows = self.store.find_or_insert(keys.tables, keys.ids, self._initial, keys.offsets)
-            self._catch_up(rows, keys.tables, keys.ids)
-            return rows, unseen
+            return self._find_admitted(keys)
         rows = self.store.find(keys.tables, keys.ids)
         new = xp.flatnonzero(rows < 0)
         if new.size:
@@ -123,6 +129,52 @@ class Shard:
             rows[known] = -1 - len(unseen) - xp.arange(known.size)
             unseen = xp.concatenate([unseen, current])
         return rows, unseen
+
+    def _learnt(self, tables: Any, ids: Any, offsets: Any) -> Any:
+        """The places of keys that are looked up to learn; unseen ones get rows."""
+        rows = self.store.find_or_insert(tables, ids, self._initial, offsets)
+        self._catch_up(rows, tables, ids)
+        if self.life is not None:
+            self._touch(rows, offsets)
+        return rows
+
+    def _touch(self, rows: Any, offsets: Any) -> Any:
+        """Note in rows that they were looked up; return how often that has been."""
+        counts, step = [], int(random.step()) + 1  # the one that begins
+        at = vector_words(self.width, self.store.value)
+        at += sum(part.columns for part in self.store.state[:-1])  # `LIFE` is the last
+
+        def touch(memory: RowMemory, rows: Any) -> None:
+            counts.append(touch_rows(memory, rows, offsets, at, step))
+
+        self.store.update(rows, touch)
+        return counts[0]
+
+    def _find_admitted(self, keys: UniqueKeys) -> tuple[Any, Any]:
+        """As `_find` to learn, where not every id gets a row."""
+        xp, (tables, ids, offsets) = self.xp, (keys.tables, keys.ids, keys.offsets)
+        counts = offsets[1:] - offsets[:-1]
+        has = self.store.find(tables, ids) >= 0
+        new = xp.flatnonzero(~has)
+        has[new] = self._admitted(tables[new], ids[new], counts[new])
+        own, others = xp.flatnonzero(has), xp.flatnonzero(~has)
+        rows, unseen = xp.empty(len(ids), np.int64), self._initial(tables[others], ids[others])
+        rows[others] = -1 - xp.arange(len(others))
+        rows[own] = self._learnt(tables[own], ids[own], _offsets(counts[own]))
+        return rows, unseen
+
+    def _admitted(self, tables: Any, ids: Any, counts: Any) -> Any:
+        """Which keys without a row get one, (N,) bool."""
+        life, step, admitted = self.life, int(random.step()), self.xp.ones(len(ids), bool)
+        if life.admit_after > 1:
+            rows = self.candidates.store.find_or_insert(tables, ids, self.candidates._initial)
+            admitted = self.candidates._touch(rows, _offsets(counts)) >= life.admit_after
+            self.candidates.store.end_step()
+        if life.admit_probability < 1:
+            seed = (self.initial.seed + (step + 1) * _ODD) % 2**64
+            draws = InitialVectors(1, Uniform(0, 1), seed).to(self.xp)(tables, ids)
+            admitted &= draws[:, 0] < life.admit_probability
+        return admitted
 
     def _catch_up(self, rows: Any, tables: Any, ids: Any) -> None:
         """Let rows make up for the steps that they were not in, if an optimizer asks for it."""
@@ -246,5 +298,22 @@ class Shard:
             values += l2 * self.current_vectors(rows)
         return RowGradients(rows, values, *self.store.keys(0, count))
 
+    def _forget_candidates(self, now: int) -> None:
+        """Forget candidates whose time is over, and those that have rows by now."""
+        store = self.candidates.store
+        found = [gone(store, Life(expire_after=self.life.expire_after), now)]
+        for rows in store.export():
+            ready = rows.states["life"][:, 1] >= self.life.admit_after
+            keys = [arrays.copy_to(self.xp, a[ready]) for a in (rows.tables, rows.ids)]
+            has = arrays.to_host(self.store.find(*keys)) >= 0
+            found.append((rows.tables[ready][has], rows.ids[ready][has]))
+        keys = map(np.concatenate, zip(*found, strict=True))
+        store.delete(*(arrays.copy_to(self.xp, a) for a in keys))
+
     def _empty(self, *shape: int, dtype: Any = np.float32) -> Any:
         return (arrays.empty if self.xp is np else self.xp.empty)(shape, dtype)
+
+
+def _offsets(counts: Any) -> Any:
+    xp = arrays.namespace("offsets", counts)
+    return xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(counts)])

@@ -13,6 +13,7 @@ from cupyrec import arrays, errors
 from cupyrec.embedding import transfer
 from cupyrec.embedding.group import Group
 from cupyrec.embedding.initializers import Initializer, InitialVectors, Uniform
+from cupyrec.embedding.life import Life
 from cupyrec.embedding.tier import Tier
 from cupyrec.parallel import Communicator
 
@@ -40,6 +41,8 @@ class Tables:
         See `Group`.
     tier : Memory, CachedHost or CachedSSD
         Where rows are kept: see `cupyrec.embedding.tier`.
+    life : Life, optional
+        When ids get and lose rows.
     seed : int
         Of the initial vectors.
 
@@ -71,6 +74,7 @@ class Tables:
         dtype: str = "float32",
         dense_updates: bool = False,
         tier: Tier | None = None,
+        life: Life | None = None,
         seed: int,
     ) -> None:
         self.num_tables = errors.positive(_NAME, "num_tables", num_tables)
@@ -84,8 +88,9 @@ class Tables:
                 for given, w in zip(initializers, self.widths, strict=True)
             ]
             self.groups[width] = Group(
-                InitialVectors(width, own, seed), dtype=dtype, dense_updates=dense_updates
-            )
+                InitialVectors(width, own, seed), dtype=dtype, dense_updates=dense_updates,
+                life=life,
+            )  # fmt: skip
         if tier is not None:
             self.keep_in(tier)
 

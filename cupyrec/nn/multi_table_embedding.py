@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays, autograd, errors, random
-from cupyrec.embedding import Asked, Group, Initializer, LookUp, Tables, Tier, widened
+from cupyrec.embedding import Asked, Group, Initializer, Life, LookUp, Tables, Tier, widened
 from cupyrec.nn.module import Module
 from cupyrec.ops.array_functions import concatenate, reshape, transpose
 from cupyrec.ops.bags import check_offsets, mean_gradient, pad_bags
@@ -103,6 +103,8 @@ class MultiTableEmbedding(Tables, Module):
         Whether optimizers move every row in every step; for tables that are small.
     tier : Memory, CachedHost or CachedSSD, optional
         Where rows are kept, by default in the device's memory: see `cupyrec.embedding.tier`.
+    life : Life, optional
+        When ids get and lose rows, see `cupyrec.embedding.Life`; by default they keep theirs.
     seed : int, optional
         Of the initial vectors; by default drawn from `cupyrec.manual_seed`'s generator.
 
@@ -141,12 +143,14 @@ class MultiTableEmbedding(Tables, Module):
         dtype: str = "float32",
         dense_updates: bool = False,
         tier: Tier | None = None,
+        life: Life | None = None,
         seed: int | None = None,
     ) -> None:
         drawn = int(random.generator().integers(2**63))
         super().__init__(
             num_tables, embedding_dim, initializer=initializer, dtype=dtype,
-            dense_updates=dense_updates, tier=tier, seed=drawn if seed is None else seed,
+            dense_updates=dense_updates, tier=tier, life=life,
+            seed=drawn if seed is None else seed,
         )  # fmt: skip
         self.joined = isinstance(embedding_dim, (Sequence, np.ndarray))
         self.fields = _fields(self.num_tables, fields)

@@ -173,7 +173,7 @@ class Optimizer(ABC):
         taken = [told for share in self.parameter_groups for told in share.taken()]
         return taken + [
             repr(group) for group in self.groups
-            if group.xp is not self._xp or group.store.state != self._row_state(group.width)
+            if group.xp is not self._xp or group.optimizer_state != self._row_state(group.width)
         ]  # rows have another layout by now  # fmt: skip
 
     def state_arrays(self) -> dict[str, list[Any]]:
