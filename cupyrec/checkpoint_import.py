@@ -1,10 +1,10 @@
-"""Vectors from elsewhere in a table of a checkpoint: Parquet or .npy, as an export has them."""
+"""Vectors from elsewhere in a table of a checkpoint: files as an export has them, or a reader's."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from cupyrec.checkpoint_shards import Keys, count_ids, group_of, piece, read_key
 from cupyrec.embedding import Group, Rows, widened
 from cupyrec.embedding.transfer import check_vectors
 
-__all__ = ["import_table"]
+__all__ = ["Pieces", "import_table"]
+
+Pieces = Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]  # ids, vectors, states
 
 _IDS, _VECTORS = ".ids.npy", ".vectors.npy"
 
@@ -31,12 +33,16 @@ def import_table(
     out: str | os.PathLike,
     table: str,
     *,
+    read: Callable[[Path, int, int], Pieces] | None = None,
+    ids: range | None = None,
+    offset: int = 0,
     overwrite: bool = False,
 ) -> dict[str, int]:
     """Write a checkpoint anew in which ids of a table have vectors from a file.
 
-    They have the state of new rows; what they had before is forgotten, as by `import_table` of
-    `cupyrec.nn.MultiTableEmbedding`. Memory is bounded but for 8 bytes an id of the file.
+    They have the state of new rows, unless the reader brings one; what they had before is
+    forgotten, as by `import_table` of `cupyrec.nn.MultiTableEmbedding`. Memory is bounded but for
+    8 bytes an id of the file.
 
     Parameters
     ----------
@@ -47,6 +53,14 @@ def import_table(
         The checkpoint, and a folder that doesn't exist yet.
     table : str
         Its name, or its number where that tells.
+    read : callable, optional
+        What reads `file` instead, such as `cupyrec.migrate.hugectr.read_sparse_model`:
+        ``read(file, width, most)`` yields ids (N,), vectors (N, D) and states {name: (N, columns)},
+        N being at most `most`. It is called several times.
+    ids : range, optional
+        Which ids of the file are taken, of step 1; all by default.
+    offset : int
+        What is taken off them: how others keep ids of several tables apart.
     overwrite : bool
         Whether a checkpoint at `out` is replaced, once this one is whole.
 
@@ -58,8 +72,8 @@ def import_table(
     Raises
     ------
     ValueError, TypeError
-        No such table; shapes or dtypes that don't fit, a vector that is not finite, an id twice; or
-        the checkpoint is damaged.
+        No such table; shapes, dtypes or states that don't fit, a number that is not finite, an id
+        twice; or the checkpoint is damaged.
     FileNotFoundError, FileExistsError, OSError
         There is no checkpoint or file, there is something at `out`, or the disk is full.
 
@@ -86,7 +100,7 @@ def import_table(
         for number in count_ids(path, entry)
     }
     target, number = tables[find_table(tables, table, columns_of(manifest))]
-    new = _New(file, target, number)
+    new = _New(file, target, number, read or _from_export, ids, offset)
     replaced = 0
 
     def others(tables: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -118,11 +132,14 @@ def _chosen(keys: Keys, wanted: Any) -> Keys:
 class _New:
     """Rows of a file, checked, for a table of a group."""
 
-    def __init__(self, file: Path, entry: dict[str, Any], number: int) -> None:
-        self._file, self._entry, self._number = file, entry, number
+    def __init__(
+        self, file: Path, entry: dict[str, Any], number: int, read: Any, wanted: Any, offset: int
+    ) -> None:
+        self._file, self._entry, self._number, self._read = file, entry, number, read
+        self._wanted, self._offset = wanted, offset
         self._group: Group = group_of(entry)
         parts = [np.empty(0, np.int64)]
-        for ids, vectors in self._pieces():
+        for ids, vectors, _ in self._pieces():
             check_vectors(f"import: '{file}'", vectors, entry["dtype"])
             parts.append(ids)
         self.ids = np.sort(np.concatenate(parts))
@@ -141,20 +158,41 @@ class _New:
 
     def rows(self) -> Iterator[Rows]:
         """Yield the rows as a store would hold them."""
-        for ids, vectors in self._pieces():
+        for ids, vectors, states in self._pieces():
             self._group.clear()
             tables = np.full(ids.shape, self._number, np.uint32)
-            self._group.store.import_rows(Rows(tables, ids, vectors, {}))
+            self._group.store.import_rows(Rows(tables, ids, vectors, states))
             yield self._group.store.export_rows(0, len(ids))
 
-    def _pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        read = _from_parquet if self._file.suffix == ".parquet" else _from_npy
-        for ids, vectors in read(self._file, piece(self._entry)):
-            where = f"import: '{self._file}'"
+    def _pieces(self) -> Pieces:
+        where, width = f"import: '{self._file}'", self._entry["width"]
+        for ids, vectors, states in self._read(self._file, width, piece(self._entry)):
             errors.dtype(where, "vectors", vectors, np.float32)
-            width = self._entry["width"]
             errors.axes(where, ids=(ids, "N"), vectors=(vectors, f"N {width}"))
-            yield widened(np, ids), vectors
+            self._check_states(where, states)
+            ids = widened(np, ids)
+            if self._wanted is not None:
+                rows = (ids >= self._wanted.start) & (ids < self._wanted.stop)
+                ids, vectors = ids[rows], vectors[rows]
+                states = {name: state[rows] for name, state in states.items()}
+            yield ids - np.int64(self._offset), vectors, states
+
+    def _check_states(self, where: str, states: dict[str, np.ndarray]) -> None:
+        if not states:
+            return
+        wanted = {name: (columns, dtype) for name, columns, _, dtype in self._entry["state"]}
+        got = {name: (state.shape[1], state.dtype.name) for name, state in states.items()}
+        if got != wanted:
+            raise ValueError(
+                f"{where}: must bring the states of the checkpoint's rows, by columns and dtype "
+                f"{wanted}, got {got}."
+            )
+
+
+def _from_export(file: Path, width: int, most: int) -> Pieces:
+    read = _from_parquet if file.suffix == ".parquet" else _from_npy
+    for ids, vectors in read(file, most):
+        yield ids, vectors, {}
 
 
 def _from_npy(file: Path, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

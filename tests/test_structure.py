@@ -27,7 +27,7 @@ LAYERS = (
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
     " checkpoint_import checkpoint_reshard checkpoint_shards config data from_settings inference"
-    " interop metrics progress report run_folder tensorboard testing"
+    " interop metrics migrate progress report run_folder tensorboard testing"
     " training"
     " < cupyrec < checkpoint_commands cli commands data_commands __main__"
 )
