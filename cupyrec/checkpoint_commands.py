@@ -9,6 +9,7 @@ import argparse
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,21 @@ from cupyrec import (
 from cupyrec.checkpoint_files import find_checkpoint, read_manifest
 from cupyrec.checkpoint_shards import count_ids, row_bytes
 from cupyrec.cli import UsageError
+from cupyrec.migrate.hugectr import read_sparse_model
+from cupyrec.migrate.oneembedding import read_snapshot
+from cupyrec.migrate.weights import read_weight
 from cupyrec.run_folder import json_line
 
 __all__ = ["diff", "export", "import_table", "inspect", "reshard", "verify"]
 
 logger = logging.getLogger("cupyrec")
+
+_READERS = {  # of each system: what reads it, and its options
+    "oneembedding": (read_snapshot, ("snapshot", "storage_dim", "states", "key_type")),
+    "hugectr": (read_sparse_model, ("slot", "key_type")),
+    "weights": (read_weight, ("weight", "vocabulary")),
+}
+_NEEDED = {"snapshot", "weight"}
 
 
 def inspect(options: argparse.Namespace) -> None:
@@ -154,12 +165,29 @@ def export(options: argparse.Namespace) -> None:
 
 def import_table(options: argparse.Namespace) -> None:
     """Write a checkpoint anew with vectors of a file in one of its tables."""
+    read = _reader(options)
     _write(
         options,
         lambda path: checkpoint_import.import_table(
-            options.file, path, options.out, options.table, overwrite=options.overwrite
+            options.file, path, options.out, options.table, read=read,
+            ids=options.ids and range(*options.ids), offset=options.offset,
+            overwrite=options.overwrite,
         ),
-    )
+    )  # fmt: skip
+
+
+def _reader(options: argparse.Namespace) -> Callable | None:
+    """What reads FILE, by the options that its system has; None: it is an export."""
+    read, known = _READERS.get(options.system, (None, ()))
+    every = {name for _, names in _READERS.values() for name in names}
+    given = {name: value for name in every if (value := getattr(options, name)) is not None}
+    for name in sorted(given.keys() - set(known) | (_NEEDED & set(known)) - given.keys()):
+        rule = "must be given" if name in known else "is not known"
+        flag = "--" + name.replace("_", "-")
+        raise UsageError(f"import: {flag} {rule} with --from {options.system or 'left out'}.")
+    if "vocabulary" in given:
+        given["vocabulary"] = np.load(given["vocabulary"], mmap_mode="r")
+    return read and partial(read, **given)
 
 
 def _write(options: argparse.Namespace, work: Callable[[Path], dict[str, Any]]) -> None:

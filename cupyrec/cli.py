@@ -269,6 +269,32 @@ def _add_checkpoint(command: argparse.ArgumentParser) -> None:
     write(imported, "checkpoint")
     about = "the table's name, as the schema has it too, or number"
     imported.add_argument("--table", required=True, metavar="T", help=about)
+    about = "which ids of FILE are taken: from FIRST on, below STOP"
+    imported.add_argument("--ids", type=int, nargs=2, metavar=("FIRST", "STOP"), help=about)
+    about = "what is taken off the ids of FILE"
+    imported.add_argument("--offset", type=int, default=0, metavar="N", help=about)
+    _add_systems(imported)
+
+
+def _add_systems(imported: argparse.ArgumentParser) -> None:
+    systems = imported.add_argument_group("what other systems saved (docs/migration.md)")
+    about = "whose FILE it is: a folder of OneEmbedding's or HugeCTR's, F.safetensors or F.npz"
+    names = ["oneembedding", "hugectr", "weights"]
+    systems.add_argument("--from", dest="system", choices=names, help=about)
+    about = "oneembedding: the snapshot's name"
+    systems.add_argument("--snapshot", metavar="NAME", help=about)
+    about = "oneembedding: numbers of a row, if not those of vector and states"
+    systems.add_argument("--storage-dim", type=_positive, metavar="N", help=about)
+    about = "oneembedding: the state behind each vector, taken too: sum, m v or momentum"
+    systems.add_argument("--states", nargs="+", metavar="NAME", help=about)
+    about = "oneembedding, hugectr: int64 by default, uint64, int32 or uint32"
+    systems.add_argument("--key-type", metavar="TYPE", help=about)
+    about = "hugectr: whose keys are taken; those of all by default"
+    systems.add_argument("--slot", type=int, metavar="N", help=about)
+    about = "weights: the matrix's name; of several, whose rows are put side by side"
+    systems.add_argument("--weight", nargs="+", metavar="NAME", help=about)
+    about = "weights: F.npy, the id that each row is of; its number by default"
+    systems.add_argument("--vocabulary", metavar="F", help=about)
 
 
 def _positive(text: str) -> int:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import trial
 from test_checkpoint import IDS, dlrm, trained
+from test_oneembedding import Folder
 
 from cupyrec import checkpoint, checkpoint_diff, optim
 
@@ -138,3 +139,51 @@ def test_export_and_import(saved, capsys, tmp_path):
     for words in (["export", saved, out], ["import", file, saved, tmp_path / "d", "--table", 1]):
         _, said = run(capsys, *words, code=2)
         assert "must not exist without --overwrite" in said
+
+
+def test_import_of_what_other_systems_saved(saved, capsys, tmp_path):
+    vectors = np.arange(15, dtype=np.float32).reshape(5, 3)
+    one = Folder(tmp_path / "0-1", 6)
+    one.put(np.arange(10, 15), np.repeat(vectors, 2, axis=0).reshape(5, 6))
+    one.save("s")
+    (tmp_path / "m").mkdir()
+    for name, array in (
+        ("key", np.arange(10, 15)), ("emb_vector", vectors), ("slot_id", np.arange(5) % 2)
+    ):  # fmt: skip
+        array.tofile(tmp_path / "m" / name)
+    np.savez(tmp_path / "w.npz", a=vectors)
+    np.save(tmp_path / "words.npy", np.arange(10, 15))
+    snapshot = [tmp_path, "--from", "oneembedding", "--snapshot", "s"]
+    model = [tmp_path / "m", "--from", "hugectr"]
+    matrix = [tmp_path / "w.npz", "--from", "weights", "--weight", "a"]
+    words = tmp_path / "words.npy"
+    for i, (source, count) in enumerate([
+        ([*snapshot, "--states", "sum"], 5),
+        ([*snapshot, "--storage-dim", 6, "--key-type", "uint64", "--ids", 11, 13], 2),
+        ([*snapshot, "--states", "sum", "--ids", -5, 11, "--offset", 100], 1),
+        (model, 5), ([*model, "--slot", 1], 2), (matrix, 5), ([*matrix, "--vocabulary", words], 5),
+    ]):  # fmt: skip
+        at = ["--table", 1, *source[1:]]
+        told, _ = run(capsys, "import", source[0], saved, tmp_path / str(i), *at)
+        assert told["imported"] == count
+    told, _ = run(capsys, "diff", tmp_path / "3", tmp_path / "6")
+    assert told["equal"]
+    ids = np.load(tmp_path / "2" / "embedding.groups.3.00000-of-00001.ids.npy")
+    assert -90 in ids
+    state = np.load(tmp_path / "2" / "embedding.groups.3.00000-of-00001.state.sum.npy")
+    assert state[ids == -90].tolist() == [vectors[0].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ("--slot 1", "--slot is not known with --from left out."),
+        ("--from weights", "--weight must be given with --from weights."),
+        ("--from oneembedding", "--snapshot must be given with --from oneembedding."),
+        ("--from hugectr --storage-dim 3", "--storage-dim is not known with --from hugectr."),
+    ],
+)
+def test_import_refuses_options_of_another_system(options, rule, saved, capsys, tmp_path):
+    words = ["import", tmp_path, saved, tmp_path / "d", "--table", "1", *options.split()]
+    _, said = run(capsys, *words, code=2)
+    assert said == f"cupyrec: import: {rule}\n"

@@ -3,6 +3,7 @@
 import argparse
 import doctest
 import inspect
+import json
 import re
 import shlex
 import shutil
@@ -14,6 +15,8 @@ import pyarrow as pa
 import pytest
 import trial
 from pyarrow import parquet
+from safetensors.numpy import save_file
+from test_oneembedding import Folder
 from test_tsv import fnv1a
 
 import cupyrec
@@ -204,6 +207,51 @@ def test_the_page_on_checkpoints(tmp_path, monkeypatch, capsys):
     assert codes.pop(("checkpoint", "diff", "runs/first", "runs/second")) == 1
     assert set(codes.values()) == {0}
     assert '"imported": ' in capsys.readouterr().out
+
+
+def test_the_page_on_migration(tmp_path, monkeypatch, capsys):
+    """Its commands, on files such as they speak of."""
+    page = ROOT / "docs" / "migration.md"
+    result = doctest.testfile(str(page), module_relative=False)
+    assert (result.failed, result.attempted) == (0, 26)
+    monkeypatch.chdir(tmp_path)
+    logs = trial.write_logs(tmp_path, rows=64)
+    for run, *more in (
+        ("first", "dlrm", "model.bottom=[16]"),
+        ("deepfm", "deepfm", "model.deep=[8]"),
+    ):
+        words = [
+            "--model",
+            more[0],
+            "--set",
+            more[1],
+            "--optimizer",
+            "adagrad",
+            "--out",
+            f"runs/{run}",
+        ]
+        assert trial.command("train", *logs, *words) == 0
+    numbers = np.ones((30, 32), np.float32)
+    for rank in range(4):
+        folder = Folder(tmp_path / "persistent" / f"{rank}-4", 32, page=4096)
+        folder.put(np.arange(rank + 990, 1110, 4), numbers)
+        folder.save("last")
+    Path("dcn0_sparse_9.model").mkdir()
+    for name, array in (
+        ("key", 59990 + np.arange(30)), ("emb_vector", numbers[:, :16].copy()),
+        ("slot_id", np.arange(30) // 10 + 1),
+    ):  # fmt: skip
+        array.tofile(Path("dcn0_sparse_9.model", name))
+    names = ("embedding_dict.user.weight", "linear_model.embedding_dict.user.weight")
+    arrays = numbers[:, :16].copy(), numbers[:, :1].copy()
+    save_file(dict(zip(names, arrays, strict=True)), "model.safetensors")
+    np.save("user.npy", np.arange(30))
+    words = [words for block in blocks("sh", page.read_text("utf-8")) for words in commands(block)]
+    imported = []
+    for some in words:
+        assert trial.command(*some, "--overwrite") == 0
+        imported.append(json.loads(capsys.readouterr().out.splitlines()[-1])["imported"])
+    assert imported == [120, 110, 10, 30]
 
 
 def test_the_page_on_settings():
