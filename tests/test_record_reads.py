@@ -3,6 +3,8 @@
 import concurrent.futures
 import errno
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -110,3 +112,29 @@ def test_aligned_memory():
     for nbytes in (1, 17, 4096, 100_000):
         memory = aligned(nbytes)
         assert memory.size == nbytes and memory.ctypes.data % 4096 == 0
+
+
+def test_the_end_of_a_file_that_grows(tmp_path, pool, flags):
+    write(tmp_path / "all", 4000, 4, 0)
+    records, path = (tmp_path / "all").read_bytes(), tmp_path / "0"
+    path.write_bytes(records[: 48 * 10])
+    written, descriptors = [10], opened({0: path}, flags)
+
+    def append():
+        with open(path, "ab", buffering=0) as stream:
+            for n in range(10, 4000):
+                stream.write(records[48 * n : 48 * (n + 1)])
+                written[0] = n + 1
+                if n % 100 == 0:
+                    time.sleep(0.001)
+
+    out, nine = np.empty((1, 4), np.uint64), np.array([9])
+    failures = [read_records(pool, descriptors, nine, nine, out)[1]]  # now it is compiled
+    writer = threading.Thread(target=append)
+    writer.start()
+    while written[0] < 4000:
+        last = np.array([written[0] - 1])
+        failures.append(read_records(pool, descriptors, last, last, out)[1])
+    writer.join()
+    close(descriptors)
+    assert len(failures) > 10 and not any(failures)

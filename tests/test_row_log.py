@@ -117,13 +117,13 @@ def test_files_stay_small(tmp_path, tiny):
             write(log, rng.choice(1000, 300, replace=False), version)
             if version % 4 == 0:
                 log.commit({})
-        on_disk = sum(f.stat().st_size for f in tmp_path.glob("*.rows"))
-        needed = log._state.files.needed_bytes
-        assert 1000 * 48 <= needed <= 2000 * 48
-        assert on_disk <= log.disk_bytes <= 1.5 * needed + 4 * 4096
+        files = log._state.files
+        with log._state.lock:  # no file goes meanwhile
+            on_disk = sum(f.stat().st_size for f in tmp_path.glob("*.rows"))
+            assert 1000 * 48 <= files.needed_bytes <= 2000 * 48
+            assert on_disk <= files.disk_bytes <= 1.5 * files.needed_bytes + 4 * 4096
         assert 40 * 300 * 48 < log.written_bytes
         log.commit({})
-        files = log._state.files
         write(log, range(1000), 50)
         log.commit({})
         write(log, [0], 51)  # waits

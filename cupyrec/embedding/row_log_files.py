@@ -240,15 +240,17 @@ class Files:
         start = first * size // PAGE * PAGE
         stop = -(-(first + slots) * size // PAGE) * PAGE
         memory, done = aligned(stop - start), 0
+        least = (first + slots) * size - start
         with errors.naming(reader.path):
-            while done < stop - start:
+            while True:  # from a page on, as `read_records`
                 n = os.preadv(reader.descriptor, [memory[done:]], start + done)
-                if n == 0:
+                if done + n >= least or n < PAGE:
                     break
-                done += n
+                done += n // PAGE * PAGE
+        done += n
         self.read_bytes += done
-        if (got := (start + done) // size) < first + slots:
-            raise self.damage(reader.path, got * size)
+        if done < least:
+            raise self.damage(reader.path, (start + done) // size * size)
         records = memory[first * size - start :][: slots * size]
         return records.view(np.uint64).reshape(slots, size // 8)
 

@@ -72,20 +72,22 @@ def aligned(nbytes: int) -> np.ndarray:
 
 
 @cpu.exact_loop
-def _read_at(descriptor, address, size, offset):
-    """Bytes read, fewer only at the end of the file; or -errno."""
+def _read_at(descriptor, address, size, least, offset):
+    """Bytes read, fewer than `least` only at the end of the file; or -errno.
+
+    Each call begins on a page: a file that grows has no end where it had one a moment ago.
+    """
     done = 0
-    while done < size:
+    while True:
         n = _pread(descriptor, np.uint64(address + done), np.uint64(size - done), offset + done)
         if n < 0:
             errno = carray(_errno(), (1,))[0]
             if errno == _EINTR:
                 continue
             return -np.int64(errno)
-        if n == 0:
-            break
-        done += n
-    return done
+        if done + n >= least or n < PAGE:
+            return done + n
+        done += n & -PAGE
 
 
 @cpu.exact_loop
@@ -98,14 +100,15 @@ def _read(descriptors, addresses, order, rows, memory, staging, out):
         file = addresses[order[i]] >> SLOT_BITS
         start = (addresses[order[i]] & _SLOT) * size
         first = start & -PAGE
-        end, j = (start + size + PAGE - 1) & -PAGE, i + 1
+        least, j = start + size - first, i + 1
+        end = (start + size + PAGE - 1) & -PAGE
         while j < order.size and addresses[order[j]] >> SLOT_BITS == file:
             start = (addresses[order[j]] & _SLOT) * size
             last = (start + size + PAGE - 1) & -PAGE
             if start & -PAGE > end or last - first > staging.size:
                 break
-            end, j = max(end, last), j + 1
-        got = _read_at(descriptors[file], memory, end - first, first)
+            least, end, j = start + size - first, last, j + 1
+        got = _read_at(descriptors[file], memory, end - first, least, first)
         if got < 0:
             return i, -got, total
         total += got
