@@ -54,6 +54,8 @@ def test_rows_on_disk_beside_memory(run):
         assert 0.3 < told[f"hit_rate{end}"] <= 1
     assert told["hit_rate"] == told["hit_rate_warm"]  # of the same batches
     assert 0.5 < told["hit_rate_ideal"] < 0.75
+    if told["disk_reads_per_second"] is not None:
+        assert 0 < told["ratio_allowed"] <= 1
     assert 1 <= told["disk_ratio"] < 50  # a few rows and whole files
     assert {"ratio_vs_rocksdb"}.isdisjoint(told)
     assert len(re.findall(r"^ms a step: {'memory': ", said, re.MULTILINE)) == 2
