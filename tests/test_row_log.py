@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -167,6 +168,37 @@ def test_reads_while_rows_are_written_and_moved(tmp_path, tiny):
     assert not wrong and moved.mean() > 0.5
 
 
+def test_reads_while_rows_come_and_go(tmp_path, tiny):
+    """They say so, or give what is there; rows go by a chunk of addresses, so none may be asked."""
+    stop, wrong, seen = threading.Event(), [], {"there": 0, "gone": 0}
+    new = np.arange((1 << 20) + 100)[-200:]
+
+    def look():
+        while not stop.is_set():
+            try:
+                np.testing.assert_array_equal(read(log, new), payloads(new, 4))
+                seen["there"] += 1
+            except ValueError as error:
+                seen["gone"] += 1
+                if not re.search("must be (less than|written first)", str(error)):
+                    wrong.append(error)
+            except BaseException as error:
+                wrong.append(error)
+
+    with RowLog(tmp_path, 4) as log:
+        write(log, range(1 << 20))
+        log.truncate(new[0])
+        new_payloads = payloads(new, 4)
+        reader = threading.Thread(target=look)
+        reader.start()
+        for _ in range(60):
+            log.write(new, new_payloads)
+            log.truncate(new[0])
+        stop.set()
+        reader.join()
+    assert not wrong and seen["gone"]
+
+
 def test_one_log_has_a_folder(tmp_path):
     with RowLog(tmp_path, 8) as log:
         with pytest.raises(BlockingIOError, match=f"'{tmp_path}' must be open once"):
@@ -204,9 +236,9 @@ def test_arguments(tmp_path):
     with pytest.raises(ValueError, match=r"RowLog\.write: 'rows' must be at least 0, got -1\."):
         log.write(rows - 1, good)
     log.write(rows, good)
-    with pytest.raises(ValueError, match=r"RowLog\.read: 'rows' must be less than 3, got 3\."):
+    with pytest.raises(ValueError, match=r"RowLog: 'rows' must be less than 3, got 3\."):
         log.read(rows + 1, good)
-    with pytest.raises(ValueError, match=r"RowLog\.versions: 'rows' must be less than 3, got 3\."):
+    with pytest.raises(ValueError, match=r"RowLog: 'rows' must be less than 3, got 3\."):
         log.versions(rows + 1)
     with pytest.raises(ValueError, match=r"RowLog\.truncate: 'count' must be at most 3, got 4\."):
         log.truncate(4)

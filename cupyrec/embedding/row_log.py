@@ -156,7 +156,7 @@ class RowLog:
         OSError
             A record is damaged: with its file and offset.
         """
-        self._check("read", rows, "out", out, len(self))
+        self._check("read", rows, "out", out)
         self._state.read(self._pool, rows, out.view(np.uint64))
 
     def write(self, rows: np.ndarray, payloads: np.ndarray) -> None:
@@ -178,7 +178,7 @@ class RowLog:
             the cause is removed, the same call succeeds.
         """
         state = self._state
-        self._check("write", rows, "payloads", payloads, None)
+        self._check("write", rows, "payloads", payloads)
         with self._writing:
             self._compaction.go_on()
             before, payloads = len(self), payloads.view(np.uint64)
@@ -235,8 +235,8 @@ class RowLog:
 
         A row that is written gets another number, and so may one that is not.
         """
+        self._check("versions", rows)
         with self._state.lock:
-            self._check("versions", rows, None, None, len(self))
             return self._state.find(rows).view(np.uint64)
 
     def records(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -304,9 +304,7 @@ class RowLog:
         if not self._close.alive:
             raise ValueError(f"RowLog.{where}: '{self.folder}' must be open, got a closed log.")
 
-    def _check(
-        self, where: str, rows: np.ndarray, name: str | None, payloads: Any, count: int | None
-    ) -> None:
+    def _check(self, where: str, rows: np.ndarray, name: str = "", payloads: Any = None) -> None:
         self._check_open(where)
         where = f"RowLog.{where}"
         errors.dtype(where, "rows", rows, np.int64)
@@ -318,8 +316,6 @@ class RowLog:
                 raise ValueError(f"{where}: '{name}' must be C-contiguous, got strides.")
         if rows.size and rows.min() < 0:
             raise ValueError(f"{where}: 'rows' must be at least 0, got {rows.min()}.")
-        if count is not None and rows.size and rows.max() >= count:
-            raise ValueError(f"{where}: 'rows' must be less than {count}, got {rows.max()}.")
 
 
 def _end(

@@ -86,7 +86,9 @@ class LogState:
             self.places = self.places._replace(chunks=addresses)
 
     def find(self, rows: np.ndarray) -> np.ndarray:
-        """Return addresses of rows; `lock` is the caller's."""
+        """Return addresses of rows; `lock` is the caller's, since rows may go at any time else."""
+        if rows.size and rows.max() >= self.count:
+            raise ValueError(f"RowLog: 'rows' must be less than {self.count}, got {rows.max()}.")
         addresses = np.empty(rows.size, np.int64)
         log_records.find(self.places.chunks, rows, addresses)
         return addresses
