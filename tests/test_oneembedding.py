@@ -1,6 +1,12 @@
-"""The files are written here from the description of the format, block by block."""
+"""The files are written here from the description of the format, block by block.
+
+Those of oneembedding.zip OneFlow 0.9.0 wrote, by ``make_persistent_table_writer`` for two ranks: keys
+-30 to 69, then 40 to 74 again, in the column j of 6 the number 10 key + j + 0.25, then + 0.5.
+"""
 
 import re
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,6 +110,17 @@ def test_the_rows_that_a_snapshot_counts(columns, page, blocks, tmp_path):
     expected[99] = rows_of(1, columns, seed=2)[0]
     for most in (1, 5, 65536):
         check_same(read(folder.path, columns, most, "t"), expected)
+
+
+def test_what_oneflow_wrote(tmp_path):
+    with zipfile.ZipFile(Path(__file__).with_name("oneembedding.zip")) as archive:
+        archive.extractall(tmp_path)
+    expected = {
+        key: 10 * key + np.arange(6) + (0.25 if key < 40 else 0.5) for key in range(-30, 75)
+    }
+    for most in (7, 65536):
+        check_same(read(tmp_path, 6, most, "last"), expected)
+    check_same(read(tmp_path, 3, 7, "last", states=["sum"]), expected)
 
 
 def test_a_chunk_without_rows_that_count(tmp_path):
