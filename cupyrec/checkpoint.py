@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,19 @@ from safetensors import numpy as safetensors
 
 from cupyrec import arrays, random
 from cupyrec.checkpoint_checks import check_share, check_unique
+from cupyrec.checkpoint_deltas import (
+    Link,
+    base_of,
+    deleted_entry,
+    deleted_rows,
+    links,
+    named_shards,
+    note_saved,
+    rows_since,
+    take_rows,
+)
 from cupyrec.checkpoint_files import (
+    manifest_crc32,
     new_folder,
     read_manifest,
     verify,
@@ -29,11 +43,9 @@ from cupyrec.checkpoint_shards import (
     ShardWriter,
     catch_up_history,
     divided,
-    read_rows,
-    served,
     shard_name,
 )
-from cupyrec.embedding import InitialVectors, Tables, exported
+from cupyrec.embedding import LIFE, InitialVectors, Rows, Tables, exported
 from cupyrec.nn import FusedMLP, Module
 from cupyrec.ops.partition import owners, shards_of
 from cupyrec.optim import Optimizer
@@ -47,6 +59,7 @@ def save(
     model: Module,
     optimizer: Optimizer | None = None,
     *,
+    base: str | os.PathLike | None = None,
     config: dict[str, Any] | None = None,
     progress: dict[str, Any] | None = None,
     ranks: Communicator | None = None,
@@ -60,6 +73,10 @@ def save(
     model : Module
     optimizer : Optimizer, optional
         Its state is saved too, dense and rows.
+    base : path, optional
+        The checkpoint that the model was last saved as or loaded from: of rows, only those that
+        training has looked up since are written, and keys that were deleted. Needs an optimizer,
+        and tables made with ``life=Life()``. It loads as long as its base is where it was.
     config : dict, optional
         JSON values: what is needed to build the model again.
     progress : dict, optional
@@ -78,6 +95,8 @@ def save(
         The disk is full, say; nothing stands at `path` then.
     OtherRankError
         Another rank failed; nothing stands at `path` then.
+    ValueError
+        The model was last saved as, or loaded from, another checkpoint than `base`.
 
     Examples
     --------
@@ -94,9 +113,12 @@ def save(
         def begin() -> str | None:
             return None if ranks.rank else str(stack.enter_context(new_folder(path, where)))
 
+        told, since = None, None
+        if base is not None:
+            told, since = ranks.together(where, lambda: base_of(Path(path), Path(base), model))
         folder = Path(ranks.all_gather_json(where, ranks.together(where, begin))[0])
         part = ranks.together(
-            where, lambda: _write_part(folder, model, optimizer, ranks.rank, ranks.size)
+            where, lambda: _write_part(folder, model, optimizer, since, ranks.rank, ranks.size)
         )
         parts = ranks.all_gather_json(where, part)
 
@@ -105,7 +127,7 @@ def save(
                 return
             files = {name: told for _, files in parts for name, told in files.items()}
             counts = zip(*(rows for rows, _ in parts), strict=True)
-            groups = _entries(model, optimizer is not None)
+            groups = _entries(model, optimizer is not None, since is not None)
             values = {
                 "model": type(model).__name__,
                 "config": config or {},
@@ -115,14 +137,17 @@ def save(
                 "dropout_seeds": {name: mlp.dropout_seed for name, mlp in _mlps(model)},
                 "files": dict(sorted(files.items())),
             }
-            write_manifest(folder, values)
+            values |= {} if told is None else {"base": told}
+            crc32.append(write_manifest(folder, values))
             stack.close()  # the rename
 
+        crc32: list[int] = []
         ranks.together(where, finish)
+        note_saved(model, ranks.all_gather_json(where, crc32)[0][0])
 
 
-def _entries(model: Module, with_state: bool) -> list[dict[str, Any]]:
-    """Each group's entry in the manifest, but for its rows."""
+def _entries(model: Module, with_state: bool, delta: bool) -> list[dict[str, Any]]:
+    """Each group's entry in the manifest, but for its rows; of a delta, of deleted keys too."""
     tables = {
         id(group): [t for t, w in enumerate(module.widths) if w == width]
         for module in model.modules()
@@ -130,7 +155,7 @@ def _entries(model: Module, with_state: bool) -> list[dict[str, Any]]:
         for width, group in module.groups.items()
     }
     entries = []
-    for name, group in model.named_groups():
+    for name, group in named_shards(model):
         state = group.store.state if with_state else ()
         catches_up = with_state and group.history is not None
         entries.append(
@@ -145,26 +170,44 @@ def _entries(model: Module, with_state: bool) -> list[dict[str, Any]]:
                 "history": group.history.constants if catches_up else None,
             }
         )
+        if delta:
+            entries.append(deleted_entry(entries[-1]))
     return entries
 
 
 def _write_part(
-    folder: Path, model: Module, optimizer: Optimizer | None, rank: int, ranks: int
+    folder: Path,
+    model: Module,
+    optimizer: Optimizer | None,
+    since: int | None,
+    rank: int,
+    ranks: int,
 ) -> tuple[list[int], dict[str, Any]]:
-    """Write what is a rank's; return the number of its rows in each group, and its files."""
+    """Write what is a rank's; return the number of its rows in each group, and its files.
+
+    If `since` is given that are rows looked up after this step, and deleted keys.
+    """
     counts, files = [], {}
     if rank == 0:
         dense = safetensors.save(_dense(model, optimizer))  # save_file raises no OSError
         files["dense.safetensors"] = write_file(folder / "dense.safetensors", dense)
-    entries = _entries(model, optimizer is not None)
-    for (name, group), entry in zip(model.named_groups(), entries, strict=True):
-        count = len(group.store)
-        with ShardWriter(folder, entry, shard_name(rank, ranks), count) as writer:
-            for rows in group.store.export() if optimizer else exported(group):
-                _check_finite(f"vectors of {name}", rows.vectors)
-                writer.write(rows)
-        counts.append(count)
-        files |= writer.files
+    entries = iter(_entries(model, optimizer is not None, since is not None))
+    for name, shard in named_shards(model):
+
+        def write(rows: Callable[[], Iterable[Rows]], count: int, name: str = name) -> None:
+            with ShardWriter(folder, next(entries), shard_name(rank, ranks), count) as writer:
+                for some in rows():
+                    _check_finite(f"vectors of {name}", some.vectors)
+                    writer.write(some)
+            counts.append(count)
+            files.update(writer.files)
+
+        if since is None:
+            write(shard.store.export if optimizer else partial(exported, shard), len(shard.store))
+        else:
+            rows, deleted = partial(rows_since, shard, since), deleted_rows(shard)
+            write(rows, sum(len(some.ids) for some in rows()))
+            write(lambda deleted=deleted: [deleted], len(deleted.ids))
     return counts, files
 
 
@@ -214,40 +257,52 @@ def load(
         def owned(tables: np.ndarray, ids: np.ndarray) -> np.ndarray:
             return owners(tables, ids, ranks.size) == ranks.rank
 
-    def check() -> tuple[dict[str, Any], dict[str, np.ndarray], list[bool]]:
-        manifest = read_manifest(path)
+    def check() -> tuple[list[Link], dict[str, np.ndarray], list[bool]]:
+        chain = links(path)
+        manifest = chain[-1].manifest
         _check_fits(path, manifest, model, optimizer)
-        placed = check_share(path, manifest, ranks.rank, ranks.size)
+        placed = [p for link in chain for p in check_share(*link, ranks.rank, ranks.size)]
         dense = safetensors.load_file(path / "dense.safetensors")
         _check_states(path, manifest, dense, model, optimizer)
-        return manifest, dense, placed
+        return chain, dense, placed
 
-    manifest, dense, placed = ranks.together(where, check)
+    chain, dense, placed = ranks.together(where, check)
+    manifest = chain[-1].manifest
     everyones = zip(*ranks.all_gather_json(where, placed), strict=True)
-    groups = []  # with the shards that this rank reads
 
-    def check_others() -> None:
-        for entry, placed in zip(manifest["groups"], everyones, strict=True):
-            if all(placed):
-                near = shards_of(ranks.rank, ranks.size, len(entry["shards"]))
-                entry = entry | {"shards": [entry["shards"][number] for number in near]}
-            else:
-                check_unique(path, entry, owned)
-            groups.append(entry)
+    def check_others() -> list[Link]:
+        """The chain, with the shards that this rank reads."""
+        near = []
+        for link in chain:
+            groups = []
+            for entry in link.manifest["groups"]:
+                if all(next(everyones)):
+                    own = shards_of(ranks.rank, ranks.size, len(entry["shards"]))
+                    entry = entry | {"shards": [entry["shards"][number] for number in own]}
+                else:
+                    check_unique(link.folder, entry, owned)
+                groups.append(entry)
+            near.append(link._replace(manifest=link.manifest | {"groups": groups}))
+        return near
 
-    ranks.together(where, check_others)
+    near = ranks.together(where, check_others)
 
     def take() -> None:
         _load_dense(manifest, dense, model, optimizer)
-        for (_, group), entry in zip(model.named_groups(), groups, strict=True):
-            initial = InitialVectors.from_dict(entry["initial"], group.width, entry["seed"])
-            history = catch_up_history(entry, dense)
+        for _, group in model.named_groups():
             group.clear()
-            group.initial = initial.to(group.xp)
+        for name, shard in named_shards(model):
+            entry = near[-1].entry(name)
+            if entry is None:  # candidates, of which account was not kept
+                continue
+            initial = InitialVectors.from_dict(entry["initial"], shard.width, entry["seed"])
+            history = catch_up_history(entry, dense)
+            shard.initial = initial.to(shard.xp)
             if optimizer is not None and history is not None:
-                group.history = history
-            for rows in read_rows(path, entry, owned):
-                group.store.import_rows(rows if optimizer else served(entry, history, rows))
+                shard.history = history
+            for link in near:
+                take_rows(shard, link, name, owned, history, with_state=optimizer is not None)
+        note_saved(model, manifest_crc32(path))
 
     ranks.together(where, take)
     return manifest
@@ -283,11 +338,16 @@ def _check_states(
     if optimizer is None:
         return
     saved = {key for key in dense if key.startswith("optimizer/")}
-    saved |= {f"rows/{e['name']}/{name}" for e in manifest["groups"] for name, *_ in e["state"]}
+    own = {name for name, _ in model.named_groups()}
+    saved |= {
+        f"rows/{entry['name']}/{name}"
+        for entry in manifest["groups"] if entry["name"] in own
+        for name, *_ in entry["state"] if name != LIFE.name  # whose account may begin or end
+    }  # fmt: skip
     wanted = _states(model, optimizer).keys() | {
         f"rows/{name}/{part.name}"
         for name, group in model.named_groups()
-        for part in group.store.state
+        for part in group.optimizer_state
     }
     for name in sorted(wanted ^ saved)[:1]:
         what = f"have {name}, got no" if name in wanted else f"not have {name}, got"
@@ -301,7 +361,13 @@ def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer |
             f"got {manifest['model']}."
         )
     groups = [(name, group.width, group.dtype) for name, group in model.named_groups()]
-    saved = [(entry["name"], entry["width"], entry["dtype"]) for entry in manifest["groups"]]
+    entries = {entry["name"]: entry for entry in manifest["groups"]}
+    own = {name for name, _ in model.named_groups()}
+    saved = [
+        (entry["name"], entry["width"], entry["dtype"])
+        for entry in manifest["groups"]
+        if entry["name"] in own or not entry["name"].endswith((".candidates", ".deleted"))
+    ]
     if groups != saved:
         raise ValueError(
             f"checkpoint.load: '{path}' must have the model's groups {groups}, got {saved}."
@@ -313,7 +379,8 @@ def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer |
                 f"checkpoint.load: '{path}' must have the state of {type(optimizer).__name__}, "
                 f"got {got}."
             )
-        for (name, group), entry in zip(model.named_groups(), manifest["groups"], strict=True):
+        for name, group in model.named_groups():
+            entry = entries[name]
             own = None if group.history is None else group.history.constants
             if own != entry["history"]:  # rows would go on by the saved ones, the rest by others
                 raise ValueError(

@@ -31,8 +31,10 @@ _KEYS = 1 << 25  # whose hashes are sorted at once
 _BLOCK = 4096  # keys hashed by one thread at a time
 
 
-def check(path: str | os.PathLike) -> dict[str, Any]:
+def check(path: str | os.PathLike, *, delta: bool = False) -> dict[str, Any]:
     """Check all there is to check about a checkpoint; return its manifest.
+
+    `delta` says whether it may hold only what has changed since another, which is not looked at.
 
     Raises
     ------
@@ -50,7 +52,7 @@ def check(path: str | os.PathLike) -> dict[str, Any]:
     ...     check(folder + "/checkpoint")["model"]
     'DLRM'
     """
-    manifest = read_manifest(path)
+    manifest = read_manifest(path, delta=delta)
     placed = check_share(Path(path), manifest, 0, 1)
     for entry, well in zip(manifest["groups"], placed, strict=True):
         if not well:

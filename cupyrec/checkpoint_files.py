@@ -26,6 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MARKS = ("manifest.json", "export.json")  # of what may be overwritten
+DELTA = 4  # of what has changed since another checkpoint
 FORMAT = 3  # 2 had one shard of each group, and told neither its rows nor a group's tables
 
 
@@ -104,20 +105,22 @@ def write_file(file: Path, content: bytes) -> dict[str, int]:
     return {"bytes": len(content), "crc32": zlib.crc32(content)}
 
 
-def write_manifest(folder: Path, values: dict[str, Any]) -> None:
-    """Write manifest.json: these values, the format, the version and a crc32.
+def write_manifest(folder: Path, values: dict[str, Any]) -> int:
+    """Write manifest.json: these values, the format, the version and a crc32, which is returned.
 
     Examples
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_manifest(Path(folder), {"files": {}, "groups": []})
+    ...     _ = write_manifest(Path(folder), {"files": {}, "groups": []})
     ...     verify(folder)["format"]
     3
     """
-    manifest = {"format": FORMAT, "cupyrec": __version__, **values}
+    version = DELTA if "base" in values else FORMAT
+    manifest = {"format": version, "cupyrec": __version__, **values}
     manifest["crc32"] = _crc32(manifest)
     write_file(folder / "manifest.json", json.dumps(manifest, indent=1).encode() + b"\n")
+    return manifest["crc32"]
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:
@@ -134,15 +137,21 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
     return path
 
 
-def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
+def read_manifest(path: str | os.PathLike, *, delta: bool = False) -> dict[str, Any]:
     """Return the manifest of a checkpoint; groups of format 2 as those of 3.
+
+    Parameters
+    ----------
+    path : path
+    delta : bool
+        Whether it may hold only what has changed since another one.
 
     Raises
     ------
     FileNotFoundError
         There is no checkpoint at `path`.
     ValueError
-        The manifest is damaged, or of a newer format than this version reads.
+        The manifest is damaged, or of a newer format than this version reads; or it is a delta's.
 
     Examples
     --------
@@ -158,20 +167,39 @@ def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
         raise ValueError(
             f"checkpoint: '{file}' must be a manifest in JSON, got {error!r}."
         ) from None
-    if version not in (2, FORMAT):
+    if version not in (2, FORMAT, DELTA):
         raise ValueError(
-            f"checkpoint: format of '{path}' must be 2 or {FORMAT}, got {version} "
+            f"checkpoint: format of '{path}' must be from 2 to {DELTA}, got {version} "
             f"(written by cupyrec {manifest.get('cupyrec')}; this is {__version__})."
         )
     if crc32 != _crc32(manifest):
         raise ValueError(
             f"checkpoint: '{file}' must have crc32 {crc32}, got {_crc32(manifest)}: it is damaged."
         )
+    if version == DELTA and not delta:
+        raise ValueError(
+            f"checkpoint: '{path}' must hold all rows, got what has changed since "
+            f"'{manifest['base']['name']}': `cupyrec checkpoint compact` writes all."
+        )
     if version == 2:
         for entry in manifest["groups"]:
             entry["shards"] = [{"name": name, "rows": entry["rows"]} for name in entry["shards"]]
             entry["tables"] = None
     return manifest
+
+
+def manifest_crc32(path: str | os.PathLike) -> int:
+    """Return the crc32 that a checkpoint's manifest tells, by which others know it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     crc32 = write_manifest(Path(folder), {"files": {}, "groups": []})
+    ...     manifest_crc32(folder) == crc32
+    True
+    """
+    return json.loads((Path(path) / "manifest.json").read_text("utf-8"))["crc32"]
 
 
 def verify(path: str | os.PathLike) -> dict[str, Any]:

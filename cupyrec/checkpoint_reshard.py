@@ -135,7 +135,7 @@ def rewrite(
             written, theirs = group(folder, entry)
             groups.append(written)
             files |= theirs
-        kept = {k: v for k, v in manifest.items() if k not in ("format", "cupyrec")}
+        kept = {k: v for k, v in manifest.items() if k not in ("format", "cupyrec", "base")}
         write_manifest(folder, kept | {"groups": groups, "files": dict(sorted(files.items()))})
 
 

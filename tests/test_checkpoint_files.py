@@ -47,10 +47,10 @@ def test_format_2_loads(tmp_path):
 
 def test_other_formats_are_refused(tmp_path):
     checkpoint.save(tmp_path / "c", dlrm())
-    for version in (1, 4):
+    for version in (1, 5):
         rewrite_manifest(tmp_path / "c", lambda m, v=version: m.update(format=v, cupyrec="9.1"))
         text = (
-            f"checkpoint: format of '{tmp_path / 'c'}' must be 2 or 3, got {version} "
+            f"checkpoint: format of '{tmp_path / 'c'}' must be from 2 to 4, got {version} "
             f"(written by cupyrec 9.1; this is {cupyrec.__version__})."
         )
         with pytest.raises(ValueError, match=sentence(text)):

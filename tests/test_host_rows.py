@@ -61,6 +61,14 @@ def test_a_copy_has_rows_of_its_own():
     np.testing.assert_array_equal(out, lines_of(range(9)))
 
 
+def test_rows_that_are_not_there_are_refused():
+    rows = HostRows(4)
+    rows.write(np.arange(3), lines_of(range(3)))
+    for wrong in (3, -1):
+        with pytest.raises(ValueError, match=r"HostRows\.read: rows must lie in \[0, 3\)"):
+            rows.read(np.array([0, wrong]), np.empty((2, 4), np.uint32))
+
+
 def test_words_must_be_positive():
     with pytest.raises(ValueError, match="HostRows: 'words'"):
         HostRows(0)

@@ -14,6 +14,7 @@ from cupyrec.embedding.life import LIFE, Life
 from cupyrec.embedding.look_up import Asked, LookUp
 from cupyrec.embedding.memory_store import MemoryStore
 from cupyrec.embedding.row_gradients import RowGradients
+from cupyrec.embedding.shard import Shard
 from cupyrec.embedding.statistics import CacheUse
 from cupyrec.embedding.store import Rows, StatePart, Store
 from cupyrec.embedding.tables import Tables, widened
@@ -37,6 +38,7 @@ __all__ = [
     "Normal",
     "RowGradients",
     "Rows",
+    "Shard",
     "StatePart",
     "Store",
     "Tables",

@@ -68,7 +68,6 @@ class Group(LookUps):
     ) -> None:  # fmt: skip
         super().__init__(initial, dtype, exchange)
         self.dense_updates = dense_updates
-        self.deleted: list[tuple[Any, Any]] = []  # keys, since a checkpoint, if `life` is given
         self.keep_account(life)
         self._pending: list[RowGradients] = []
         self._coming: list[tuple[Callable[[], Any], LookUp]] = []  # from other ranks
@@ -348,10 +347,10 @@ class Group(LookUps):
         """
         self.zero_grad()
         self.numbering += 1
-        self.store.clear()
-        self.deleted = []
-        if self.candidates is not None:
-            self.candidates.store.clear()
+        for shard in (self, self.candidates):
+            if shard is not None:
+                shard.store.clear()
+                shard.deleted, shard.saved_as = [], None
 
     def delete(self, tables: Any, ids: Any) -> int:
         """Forget keys, with their state; return how many there were. Others are passed over.

@@ -57,10 +57,20 @@ class HostRows:
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Write rows to `out` (N, words) of uint32.
 
+        Raises
+        ------
+        ValueError
+            There is no such row.
+
         Examples
         --------
         See the class.
         """
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
+            raise ValueError(
+                f"HostRows.read: rows must lie in [0, {len(self)}), "
+                f"got {rows.min()} to {rows.max()}."
+            )
         copy_out(self._memory, rows, out)
 
     def write(self, rows: np.ndarray, lines: np.ndarray) -> None:

@@ -68,6 +68,8 @@ class Shard:
         self.history: AdamHistory | None = None  # of an optimizer whose rows catch up
         self.life: Life | None = None  # of ids, if it is kept account of
         self.candidates: Shard | None = None  # ids that have no row yet
+        self.deleted: list[tuple[Any, Any]] = []  # keys since a checkpoint, if `life` is given
+        self.saved_as: int | None = None  # crc32 of that checkpoint's manifest
         self.numbering = 0  # goes up where rows get other numbers, or another device
         self.updates = 0  # goes up where optimizers step or are made
 
@@ -307,8 +309,9 @@ class Shard:
             keys = [arrays.copy_to(self.xp, a[ready]) for a in (rows.tables, rows.ids)]
             has = arrays.to_host(self.store.find(*keys)) >= 0
             found.append((rows.tables[ready][has], rows.ids[ready][has]))
-        keys = map(np.concatenate, zip(*found, strict=True))
+        keys = tuple(map(np.concatenate, zip(*found, strict=True)))
         store.delete(*(arrays.copy_to(self.xp, a) for a in keys))
+        self.candidates.deleted.append(keys)
 
     def _empty(self, *shape: int, dtype: Any = np.float32) -> Any:
         return (arrays.empty if self.xp is np else self.xp.empty)(shape, dtype)

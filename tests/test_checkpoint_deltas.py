@@ -1,0 +1,235 @@
+"""A chain of deltas says what a full checkpoint does, on any number of ranks."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracle import sentence
+
+import cupyrec
+from cupyrec import checkpoint, nn, optim, random
+from cupyrec.checkpoint_checks import check
+from cupyrec.checkpoint_deltas import compact, links
+from cupyrec.checkpoint_diff import diff
+from cupyrec.embedding import CachedHost, CachedSSD, Life, Memory
+from cupyrec.parallel import Communicator, Exchange, world
+
+IDS, PER_STEP = 3000, 40
+LIFE = Life(admit_after=2, expire_after=25, check_every=5)
+
+
+class Model(nn.Module):
+    def __init__(self, life=LIFE, tier=None):
+        self.wide = nn.MultiTableEmbedding(2, 4, life=life, tier=tier, seed=1)
+        self.deep = nn.MultiTableEmbedding(1, 2, life=life, seed=2)
+        self.top = nn.FusedMLP(10, [], 1, skip_final_activation=True)
+
+    def forward(self, ids):
+        parts = [self.wide(ids), self.deep(ids[:, :1])]
+        flat = [cupyrec.reshape(part, (len(ids), -1)) for part in parts]
+        return self.top(cupyrec.concatenate(flat, axis=1))
+
+
+def built(make=optim.Adagrad, **options):
+    cupyrec.manual_seed(7)
+    random.set_step(0)
+    model = Model(**options)
+    return model, make(model.parameters(), 0.1)
+
+
+def train(model, optimizer, day, steps=10):
+    """Days move through the ids, so that some come and some go."""
+    generator = np.random.default_rng(day)
+    for _ in range(steps):
+        ids = day * 60 + generator.integers(0, 200, (PER_STEP, 2))
+        cupyrec.mean(model(ids)).backward()
+        optimizer.step()
+
+
+def digests(model):
+    candidates = [
+        group.candidates and len(group.candidates.store) for _, group in model.named_groups()
+    ]
+    dense = {name: np.asarray(a).tobytes() for name, a in model.state_dict().items()}
+    return model.wide.digest(), model.deep.digest(), candidates, dense
+
+
+def size(folder):
+    return sum(file.stat().st_size for file in Path(folder).rglob("*.npy"))
+
+
+@pytest.mark.parametrize("make", [optim.Adagrad, optim.CatchUpAdam])
+@pytest.mark.parametrize("tier", ["memory", "host", "ssd"])
+def test_a_chain_of_ten_equals_the_full_save(tier, make, tmp_path):
+    tiers = {
+        "memory": Memory(), "host": CachedHost(cache_rows=1),
+        "ssd": CachedSSD(path=tmp_path / "rows", cache_rows=64),
+    }  # fmt: skip
+    model, optimizer = built(make, tier=tiers[tier])
+    train(model, optimizer, 0)
+    checkpoint.save(tmp_path / "0", model, optimizer)
+    for day in range(1, 11):
+        train(model, optimizer, day)
+        base = tmp_path / str(day - 1)
+        checkpoint.save(tmp_path / str(day), model, optimizer, base=base, progress={"step": day})
+    truth = digests(model)
+    checkpoint.save(tmp_path / "full", model, optimizer, progress={"step": 10})
+    chain = links(tmp_path / "10")
+    assert [link.folder.name for link in chain] == [str(day) for day in range(11)]
+    again, its_optimizer = built(make)
+    manifest = checkpoint.load(tmp_path / "10", again, its_optimizer)
+    assert manifest["progress"] == {"step": 10}
+    assert digests(again) == truth
+    assert its_optimizer.t == optimizer.t
+    compact(tmp_path / "10", tmp_path / "compact")
+    told = diff(tmp_path / "compact", tmp_path / "full")
+    assert told["equal"], told
+    check(tmp_path / "compact")
+    for pair in ((model, optimizer), (again, its_optimizer)):  # they go on alike
+        random.set_step(pair[1].t)
+        train(*pair, 11)
+    assert digests(again) == digests(model)
+    model.wide.close()
+
+
+def test_the_size_follows_the_rows_touched(tmp_path):
+    model, optimizer = built(life=Life())
+    ids = np.arange(IDS)[:, None] + [0, 0]
+    cupyrec.mean(model(ids)).backward()
+    optimizer.step()
+    checkpoint.save(tmp_path / "full", model, optimizer)
+    base, sizes = tmp_path / "full", []
+    for touched in (0, 30, 300):
+        if touched:
+            cupyrec.mean(model(ids[:touched])).backward()
+            optimizer.step()
+        path = tmp_path / str(touched)
+        checkpoint.save(path, model, optimizer, base=base)
+        sizes.append(size(path))
+        base = path
+    headers = sizes[0]
+    row = (size(tmp_path / "full") - headers / 2) / IDS
+    assert (sizes[1] - headers) / 30 == pytest.approx(row, rel=0.01)
+    assert (sizes[2] - headers) / 300 == pytest.approx(row, rel=0.01)
+
+
+def test_a_delta_applied_twice_is_one(tmp_path):
+    model, optimizer = built()
+    train(model, optimizer, 0)
+    checkpoint.save(tmp_path / "0", model, optimizer)
+    train(model, optimizer, 2)
+    model.wide.delete(0, np.arange(150, 200))
+    checkpoint.save(tmp_path / "1", model, optimizer, base=tmp_path / "0")
+    checkpoint.save(tmp_path / "1 again", model, optimizer, base=tmp_path / "1")  # nothing new
+    shutil.rmtree(tmp_path / "1 again")
+    twice = tmp_path / "twice"
+    shutil.copytree(tmp_path / "1", twice)
+    told = checkpoint.read_manifest(twice, delta=True)
+    told["base"] = {"name": "../1", "crc32": links(tmp_path / "1")[-1].manifest and _crc(tmp_path)}
+    from cupyrec.checkpoint_files import write_manifest
+
+    kept = {k: v for k, v in told.items() if k not in ("format", "cupyrec")}
+    write_manifest(twice, kept)
+    results = []
+    for path in (tmp_path / "1", twice):
+        again, its_optimizer = built()
+        checkpoint.load(path, again, its_optimizer)
+        results.append(digests(again))
+    assert len(links(twice)) == 3
+    assert results[0] == results[1] == digests(model)
+
+
+def _crc(folder):
+    from cupyrec.checkpoint_files import manifest_crc32
+
+    return manifest_crc32(folder / "1")
+
+
+def test_deltas_move_with_their_base_and_are_refused_without(tmp_path):
+    model, optimizer = built()
+    (tmp_path / "a").mkdir()
+    checkpoint.save(tmp_path / "a" / "0", model, optimizer)
+    train(model, optimizer, 0)
+    checkpoint.save(tmp_path / "a" / "1", model, optimizer, base=tmp_path / "a" / "0")
+    (tmp_path / "a").rename(tmp_path / "b")
+    again, its_optimizer = built()
+    checkpoint.load(tmp_path / "b" / "1", again, its_optimizer)
+    assert digests(again) == digests(model)
+    before = digests(again)
+    other, other_optimizer = built()
+    train(other, other_optimizer, 5)
+    shutil.rmtree(tmp_path / "b" / "0")
+    with pytest.raises(FileNotFoundError, match="must be a checkpoint folder"):
+        checkpoint.load(tmp_path / "b" / "1", again, its_optimizer)
+    checkpoint.save(tmp_path / "b" / "0", other, other_optimizer)
+    with pytest.raises(ValueError, match="must be what .* is based on, with crc32"):
+        checkpoint.load(tmp_path / "b" / "1", again, its_optimizer)
+    with pytest.raises(ValueError, match="must hold all rows, got what has changed since '../0'"):
+        check(tmp_path / "b" / "1")
+    assert digests(again) == before
+
+
+def test_a_base_must_be_what_the_model_was(tmp_path):
+    model, optimizer = built()
+    checkpoint.save(tmp_path / "0", model, optimizer)
+    train(model, optimizer, 0, steps=1)
+    checkpoint.save(tmp_path / "1", model, optimizer)
+    text = (
+        f"checkpoint.save: '{tmp_path / '0'}' must be the checkpoint that the model was last "
+        "saved as or loaded from, got another."
+    )
+    with pytest.raises(ValueError, match=sentence(text)):
+        checkpoint.save(tmp_path / "2", model, optimizer, base=tmp_path / "0")
+    plain, plain_optimizer = built(life=None)
+    checkpoint.save(tmp_path / "3", plain, plain_optimizer)
+    with pytest.raises(ValueError, match="must be made with life=Life"):
+        checkpoint.save(tmp_path / "4", plain, plain_optimizer, base=tmp_path / "3")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "3"]
+    checkpoint.load(tmp_path / "0", model, optimizer)
+    checkpoint.save(tmp_path / "2", model, optimizer, base=tmp_path / "0")
+
+
+def test_account_may_begin_and_end_with_a_checkpoint(tmp_path):
+    for before, after in ((None, LIFE), (LIFE, None)):
+        model, optimizer = built(life=before)
+        train(model, optimizer, 0)
+        path = tmp_path / str(before is None)
+        checkpoint.save(path, model, optimizer)
+        again, its_optimizer = built(life=after)
+        checkpoint.load(path, again, its_optimizer)
+        ids, vectors = again.wide.export_table(0)
+        order, (truth_ids, truth) = np.argsort(ids), model.wide.export_table(0)
+        np.testing.assert_array_equal(ids[order], np.sort(truth_ids))
+        np.testing.assert_array_equal(vectors[order], truth[np.argsort(truth_ids)])
+
+
+@pytest.mark.ranks
+def test_ranks_write_a_chain_and_others_load_it(tmp_path_factory):
+    """Written by all ranks and by one; each loads what the other wrote."""
+    ranks = world()
+    folder = Path(ranks.all_gather_json("folder", str(tmp_path_factory.mktemp("chain")))[0])
+
+    def alone():
+        model, optimizer = built()
+        for _, group in model.named_groups():
+            group.exchange = Exchange(Communicator())
+        return model, optimizer
+
+    model, optimizer = built()
+    train(model, optimizer, 0)
+    checkpoint.save(folder / "0", model, optimizer)
+    for day in (1, 2, 3):
+        train(model, optimizer, day)
+        checkpoint.save(folder / str(day), model, optimizer, base=folder / str(day - 1))
+    checkpoint.save(folder / "full", model, optimizer)
+    own = digests(model)[:2]
+    for path in (folder / "3", folder / "full"):
+        again, its_optimizer = built()
+        checkpoint.load(path, again, its_optimizer)
+        assert digests(again)[:2] == own
+    if ranks.rank == 0:
+        single, its_optimizer = alone()
+        checkpoint.load(folder / "3", single, its_optimizer, ranks=Communicator())
+        assert digests(single)[:2] == own
+    ranks.barrier("the end")
