@@ -25,9 +25,9 @@ LAYERS = (
     "activity errors < loop_cache < cpu < cublaslt_library nvrtc < sim < arrays"
     " < bulk huge_pages interruption random kernel ragged scratch cublaslt streams timeline"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
-    " < checkpoint checkpoint_checks checkpoint_diff checkpoint_export checkpoint_files"
-    " checkpoint_import checkpoint_reshard checkpoint_shards config data from_settings inference"
-    " interop metrics migrate progress report run_folder tensorboard testing"
+    " < checkpoint checkpoint_checks checkpoint_deltas checkpoint_diff checkpoint_export"
+    " checkpoint_files checkpoint_import checkpoint_reshard checkpoint_shards config data"
+    " from_settings inference interop metrics migrate progress report run_folder tensorboard testing"
     " training"
     " < cupyrec < checkpoint_commands cli commands data_commands __main__"
 )
