@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -159,3 +160,35 @@ def test_copies_of_committed_records_are_held_wherever_they_are(tmp_path, monkey
         new = (rows < 200) | (rows >= 256) & (rows < 456)
         want[new] = payloads(rows[new], version=1)
         np.testing.assert_array_equal(read(log, rows), want)
+
+
+@pytest.mark.parametrize("patience", [0, 60])
+def test_a_commit_waits_for_seconds_only(log, tmp_path, monkeypatch, patience):
+    monkeypatch.setattr(row_log_compaction, "_PATIENCE", patience)
+    real, held_up = os.preadv, threading.Event()
+
+    def slow(*given):
+        if threading.current_thread().name == "cupyrec-compaction":
+            held_up.wait(60 if patience == 0 else 0)
+        return real(*given)
+
+    files = log._state.files
+
+    def is_small():
+        return log.disk_bytes <= 1.5 * files.needed_bytes + 4 * files.file_bytes
+
+    rewrite(log, 6)
+    monkeypatch.setattr(os, "preadv", slow)
+    log.commit({"step": 2})
+    assert is_small() == (patience > 0)
+    most = log.disk_bytes
+    if patience == 0:
+        held_up.set()
+        for version in range(7, 60):
+            write(log, range(0, 2000, 3), version)
+            assert log.disk_bytes <= most + 5 * files.file_bytes
+        log._compaction.settle()
+        deadline = time.monotonic() + 60
+        while not is_small() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert is_small()

@@ -42,7 +42,8 @@ class RowLog:
     payloads of the last commit that was completed. What was written since is forgotten, by `close`
     too. A thread copies what is needed out of files that are mostly superseded, and removes them:
     files take at most 1.5 times the bytes of records that are needed, and those of four files
-    more. Needed are the newest records and those of the last commit.
+    more. Needed are the newest records and those of the last commit. Writes wait where they must;
+    what a commit makes needless of a large table is removed while others write.
 
     Every record has a checksum, which is compared whenever it is read.
 
@@ -228,7 +229,7 @@ class RowLog:
                     f"RowLog.commit: all of {len(self)} rows must be written, got {missing} not."
                 )
             self._state.commit(meta)
-            self._compaction.keep_up()
+            self._compaction.settle()
 
     def versions(self, rows: np.ndarray) -> np.ndarray:
         """Return where rows' newest records lie, (N,) of uint64.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -23,7 +25,8 @@ __all__ = ["Compaction"]
 # Bytes of files to needed ones, and more files.
 _BEGIN, _BOUND = (1.35, 3), (1.5, 4)
 _FULL = 0.95  # of a file: there is nothing to gain
-_DROPPED = 8  # files removed at a time, since it takes several waits for the disk
+_DROPPED, _DROPPED_BYTES = 8, 64 << 20  # removed at a time: it takes several waits for the disk
+_PATIENCE = 5.0  # seconds that a commit waits
 _PIECE = 4 << 20  # bytes
 
 
@@ -43,6 +46,7 @@ class Compaction:
         self._state = state
         self._error: BaseException | None = None
         self._stopped, self._paused, self._tries = False, 0, 0
+        self._ceiling = 0  # bytes of files that writes needn't wait for
         self._thread = threading.Thread(target=self._work, name="cupyrec-compaction", daemon=True)
         self._thread.start()
 
@@ -84,13 +88,29 @@ class Compaction:
 
     def keep_up(self) -> None:
         """Wait until files are small enough, or all that can be done is."""
+        with self._state.lock:
+            self._wait(math.inf)
+
+    def settle(self) -> None:
+        """The same after a commit, which leaves less that is needed; but for seconds only.
+
+        Where they are not enough, files may stay as large as they are until the thread gets on.
+        """
+        with self._state.lock:
+            self._ceiling = 0
+            self._wait(time.monotonic() + _PATIENCE)
+            self._ceiling = self._state.files.disk_bytes
+
+    def _wait(self, end: float) -> None:
         state = self._state
-        with state.lock:
-            if not state.exceeds(*_BEGIN):
+        if not state.exceeds(*_BEGIN):
+            return
+        state.changed.notify_all()
+        while state.exceeds(*_BOUND) and state.files.disk_bytes > self._ceiling:
+            left = end - time.monotonic()
+            if left <= 0 or self._error is not None or self._next() is None:
                 return
-            state.changed.notify_all()
-            while state.exceeds(*_BOUND) and self._error is None and self._next() is not None:
-                state.changed.wait()
+            state.changed.wait(min(left, threading.TIMEOUT_MAX))
 
     def _next(self) -> Callable[[], None] | None:
         """What there is to do."""
@@ -98,7 +118,8 @@ class Compaction:
         if self._paused or self._stopped or not state.exceeds(*_BEGIN):
             return None
         empty = state.unneeded(held=True)
-        if len(empty) >= _DROPPED:
+        freed = sum(file.length for file in empty) * files.record_bytes
+        if len(empty) >= _DROPPED or freed >= _DROPPED_BYTES:
             return self._drop
         others = {state.fresh.file, state.moved.file, *empty}
         best, least = None, _FULL
@@ -107,7 +128,6 @@ class Compaction:
                 needed = int(files.live[file.number] + files.held[file.number])
                 if needed / file.length < least:
                     best, least = file, needed / file.length
-        freed = sum(file.length for file in empty) * files.record_bytes
         if best is not None and state.exceeds(*_BEGIN, freed):
             return functools.partial(self._empty, best)
         return self._drop if empty else None
@@ -132,9 +152,13 @@ class Compaction:
             del failed, work  # and what they hold
 
     def _drop(self) -> None:
-        with self._state.change:
+        state = self._state
+        with state.change:
             if not self._paused:
-                self._state.drop_unneeded()
+                state.drop_unneeded()
+                with state.lock:
+                    room = 2 * state.files.file_bytes
+                    self._ceiling = min(self._ceiling, state.files.disk_bytes + room)
 
     def _empty(self, victim: LogFile) -> None:
         """Copy what is needed of a file to others."""
