@@ -1,7 +1,7 @@
 """The files are written here from the description of the format, block by block.
 
-Those of oneembedding.zip OneFlow 0.9.0 wrote, by ``make_persistent_table_writer`` for two ranks: keys
--30 to 69, then 40 to 74 again, in the column j of 6 the number 10 key + j + 0.25, then + 0.5.
+Those of oneembedding.zip OneFlow 0.9.0 wrote, by ``make_persistent_table_writer`` for two ranks:
+keys -30 to 69, then 40 to 74 again, in column j of 6 the number 10 key + j + 0.25, then + 0.5.
 """
 
 import re
