@@ -27,8 +27,8 @@ LAYERS = (
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_deltas checkpoint_diff checkpoint_export"
     " checkpoint_files checkpoint_import checkpoint_reshard checkpoint_shards config data"
-    " from_settings inference interop metrics migrate progress report run_folder tensorboard testing"
-    " training"
+    " from_settings inference interop metrics migrate progress report run_folder tensorboard"
+    " testing training"
     " < cupyrec < checkpoint_commands cli commands data_commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
