@@ -116,6 +116,28 @@ def test_a_damaged_record_is_left_alone(log, tmp_path):
         read(log, [10])
 
 
+def test_a_file_that_can_not_be_read_is_left_alone(log, monkeypatch):
+    number = int(log.versions(np.array([10]))[0]) >> SLOT_BITS
+    path, real = log._state.files[number].path, os.preadv
+
+    def failing(descriptor, *given):
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, *given)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    others = np.flatnonzero(np.arange(2000) % 10)
+    with pytest.raises(OSError, match=rf"Input/output error: '{path}'"):
+        for version in range(1, 100):
+            write(log, others, version)
+            log.commit({})
+    for version in range(100, 110):
+        write(log, others, version)
+        log.commit({})
+    assert path.exists()
+    np.testing.assert_array_equal(read(log, others), payloads(others, version=109))
+
+
 def test_dropped_in_the_midst_of_work(tmp_path, tiny):  # noqa: F811
     for version in range(10):
         log = RowLog(tmp_path, 8)

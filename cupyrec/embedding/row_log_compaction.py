@@ -169,7 +169,11 @@ class Compaction:
             if victim.reader is None or not files.live[number] + files.held[number]:
                 return  # a commit may have removed it
             slots = min(pieces, victim.length - first)
-            records = files.read(reader, first, slots)
+            try:
+                records = files.read(reader, first, slots)
+            except OSError as error:
+                victim.damaged = error.errno == errno.EIO
+                raise
             with state.change, state.lock:
                 if self._paused or self._stopped or victim.reader is None:
                     return
