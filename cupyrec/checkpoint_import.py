@@ -17,7 +17,7 @@ from cupyrec.checkpoint_checks import check
 from cupyrec.checkpoint_export import columns_of, find_table
 from cupyrec.checkpoint_reshard import rewrite, split
 from cupyrec.checkpoint_shards import Keys, count_ids, group_of, piece, read_keys, read_rows
-from cupyrec.embedding import Group, Rows, widened
+from cupyrec.embedding import LIFE, Group, Rows, widened
 from cupyrec.embedding.transfer import check_vectors
 
 __all__ = ["Pieces", "import_table"]
@@ -180,7 +180,10 @@ class _New:
     def _check_states(self, where: str, states: dict[str, np.ndarray]) -> None:
         if not states:
             return
-        wanted = {name: (columns, dtype) for name, columns, _, dtype in self._entry["state"]}
+        wanted = {
+            name: (columns, dtype)
+            for name, columns, _, dtype in self._entry["state"] if name != LIFE.name
+        }  # fmt: skip
         got = {name: (state.shape[1], state.dtype.name) for name, state in states.items()}
         if got != wanted:
             raise ValueError(

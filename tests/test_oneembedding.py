@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_checkpoint import dlrm, trained
 
-from cupyrec import checkpoint, nn, optim
+from cupyrec import checkpoint, embedding, nn, optim
 from cupyrec.checkpoint_import import import_table
 from cupyrec.checkpoint_shards import read_rows
 from cupyrec.migrate.oneembedding import read_snapshot
@@ -315,6 +315,24 @@ def test_states_into_a_checkpoint(kind, options, names, tmp_path):
     got = np.concatenate([rows.vectors, *(rows.states[name] for name in names)], axis=1)
     expected = np.abs(rows_of(30, width))[10:25]
     check_same(dict(zip(rows.ids.tolist(), got, strict=True)), dict(enumerate(expected)))
+
+
+def test_states_where_account_is_kept_of_ids(tmp_path):
+    """Nobody has looked imported ids up yet."""
+    folder = Folder(tmp_path / "t", 6)
+    folder.put(np.arange(30), np.abs(rows_of(30, 6)))
+    folder.save("s")
+    life = embedding.Life(expire_after=10**6)
+    layer = nn.MultiTableEmbedding(num_tables=1, embedding_dim=3, life=life)
+    checkpoint.save(tmp_path / "c", layer, optim.Adagrad(layer.parameters(), 0.1))
+    import_table(
+        folder.path, tmp_path / "c", tmp_path / "d", "0",
+        read=lambda *where: read_snapshot(*where, snapshot="s", states=["sum"]),
+    )  # fmt: skip
+    manifest = checkpoint.load(tmp_path / "d", layer, optim.Adagrad(layer.parameters(), 0.1))
+    (rows,) = read_rows(tmp_path / "d", manifest["groups"][0])
+    assert not rows.states["life"].any()
+    np.testing.assert_array_equal(rows.states["sum"], np.abs(rows_of(30, 6))[rows.ids, 3:])
 
 
 @pytest.mark.parametrize("kind", [optim.Adam, optim.CatchUpAdam, optim.RowWiseAdagrad])
