@@ -16,7 +16,9 @@ import numpy as np
 
 from cupyrec import cpu
 
-__all__ = ["generator", "manual_seed", "philox4x32", "set_step", "step", "step_from"]
+__all__ = [
+    "generator", "kept", "manual_seed", "philox4x32", "set_step", "step", "step_from",
+]  # fmt: skip
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -80,6 +82,30 @@ def manual_seed(seed: int) -> None:
         raise ValueError(f"manual_seed: 'seed' must lie in [0, 2**64), got {seed}.")
     _generator = np.random.Generator(np.random.Philox(seed))
     set_step(0)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Draw what is drawn after this context as if nothing had been seeded or drawn within it.
+
+    Examples
+    --------
+    >>> manual_seed(7)
+    >>> first = generator().integers(100)
+    >>> manual_seed(7)
+    >>> with kept():
+    ...     manual_seed(8)
+    >>> bool(first == generator().integers(100))
+    True
+    """
+    global _generator
+    before, state, number = _generator, _generator.bit_generator.state, _step
+    try:
+        yield
+    finally:
+        before.bit_generator.state = state
+        _generator = before
+        set_step(number)
 
 
 def generator() -> np.random.Generator:

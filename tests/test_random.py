@@ -79,3 +79,16 @@ def test_step_may_come_from_elsewhere():
         assert random.step() == "there"
         _ = 1 / 0
     assert random.step() == 2
+
+
+def test_kept_puts_back_what_was_seeded_and_drawn():
+    random.manual_seed(3)
+    random.set_step(5)
+    expected = np.random.Generator(np.random.Philox(3)).integers(2**60, size=2)
+    first = random.generator().integers(2**60)
+    with pytest.raises(RuntimeError), random.kept():
+        random.generator().integers(2**60)
+        random.manual_seed(4)
+        raise RuntimeError
+    assert [first, random.generator().integers(2**60)] == expected.tolist()
+    assert random.step() == 5

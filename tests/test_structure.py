@@ -27,9 +27,9 @@ LAYERS = (
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_deltas checkpoint_diff checkpoint_export"
     " checkpoint_files checkpoint_import checkpoint_reshard checkpoint_shards config data"
-    " from_settings inference interop metrics migrate progress report run_folder tensorboard"
-    " testing training"
-    " < cupyrec < checkpoint_commands cli commands data_commands __main__"
+    " dense_work from_settings hardware inference interop measure_hardware metrics migrate plan"
+    " progress report run_folder step_work table_sizes tensorboard testing training zipf"
+    " < cupyrec < checkpoint_commands cli commands data_commands plan_commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
 READS_ONLY = {"data": {"activity", "errors", "cpu", "arrays", "ragged", "data"}}
@@ -47,7 +47,7 @@ IN_ONE_PLACE = {
     "report": {"matplotlib"},
     "tensorboard": {"tensorboardX"},
 }
-COMMANDS = {f"cupyrec.{name}" for name in "cli commands checkpoint_commands data_commands".split()}
+COMMANDS = {"cli", "commands", "checkpoint_commands", "data_commands", "plan_commands"}
 LOOPS = {"loop", "exact_loop", "cpu.loop", "cpu.exact_loop", "cpu.exact_inline"}
 OPTIONAL = {"cuda", "cupy", "matplotlib", "mpi4py", "sklearn", "tensorboardX", "torch"}
 
@@ -230,7 +230,7 @@ def output(module: str, tree: ast.Module) -> list[str]:
     """The library logs to "cupyrec" and never prints; the CLI writes its results."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     names = [ast.unparse(call.func) for call in calls]
-    prints = [n for n in names if n == "print" and module not in COMMANDS]
+    prints = [n for n in names if n == "print" and module[8:] not in COMMANDS]
     loggers = [ast.unparse(c) for c in calls if ast.unparse(c.func).endswith("getLogger")]
     return prints + [text for text in loggers if text != "logging.getLogger('cupyrec')"]
 

@@ -1,0 +1,70 @@
+"""Work of a step, by hand."""
+
+import pytest
+
+from cupyrec.dense_work import DenseWork
+from cupyrec.embedding import CachedSSD, Memory
+from cupyrec.embedding.row_layout import RowLayout
+from cupyrec.step_work import (
+    GroupWork,
+    batch_bytes,
+    exchange_bytes,
+    group_work,
+    message_bytes,
+    step_work,
+)
+
+DENSE = DenseWork(parameters=100, room=128, buffers=0, flops=600, activations=20)
+LAYOUT = RowLayout(8, 0, ())  # R = 32
+GROUP = GroupWork(LAYOUT, 1000.0, 500.0, 300.0, 400.0, 100.0, 50.0, 400.0)
+NONE = "none", "none"
+
+
+def test_a_step_of_one_rank():
+    work = step_work([GROUP], DENSE, 2, 10, False, "cpu", 1, NONE, 1)
+    layers = 6 * 4 * 10 * 20 + 4 * 10 * 128
+    tables = 24 * 500 + 2 * 4 * 8 * 500 + (32 + 64) * 300 + (64 + 32) * 400 + 4 * 48 * 100
+    assert work.flops == 6000
+    assert work.memory == layers + tables
+    assert work.lines == 500 + 4 * 400 + 3 * 100
+    assert work.sent == work.pcie == work.host_memory == 0
+    assert work.ssd_reads == 50
+    assert work.ssd_writes == pytest.approx(2.1 * 64 * 50)
+
+
+def test_a_gpu_moves_rows_by_its_host():
+    work = step_work([GROUP], DENSE, 0, 10, True, "cuda", 1, NONE, 1)
+    assert work.pcie == 48 * 100
+    assert work.host_memory == 4 * 48 * 100
+    assert work.host_lines == 300
+
+
+@pytest.mark.parametrize(("codec", "row"), [("none", 32), ("fp16", 16), ("int8", 12)])
+def test_what_ranks_send(codec, row):
+    assert message_bytes(codec, 8) == row
+    work = step_work([GROUP], DENSE, 0, 10, False, "cpu", 4, (codec, codec), 1)
+    assert work.sent == pytest.approx(0.75 * (300 * (9 + 2 * row) + 8 * 128))
+    assert exchange_bytes([GROUP], DENSE, 4, (codec, codec)) == 512 + 300 * (48 + 4 * row)
+
+
+def test_arrays_of_a_batch():
+    assert batch_bytes([], DENSE, 10, half=True) == 2 * 2 * 10 * 20
+    more = batch_bytes([GROUP], DENSE, 10, half=False) - batch_bytes([], DENSE, 10, half=False)
+    assert more == 24 * 500 + 64 * 300 + 48 * 100
+    small = GROUP._replace(slots=300.0)
+    assert batch_bytes([small], DENSE, 10, False) - batch_bytes([GROUP], DENSE, 10, False) == 7100
+
+
+def test_ranks_share_rows_and_a_second_cache_saves_reads(tmp_path):
+    ids, draws = [10_000.0, 10_000.0], [4000.0, 4000.0]
+    alone = group_work(LAYOUT, Memory(), ids, draws, 1, 1.0)
+    four = group_work(LAYOUT, Memory(), ids, draws, 4, 1.0)
+    assert (alone.unique, alone.missing, alone.absent) == (alone.rows, 0, 0)
+    assert four.rows == pytest.approx(alone.rows / 4)
+    assert four.unique > four.rows
+    small = CachedSSD(path=tmp_path, cache_rows=500)
+    larger = CachedSSD(path=tmp_path, cache_rows=500, host_cache_rows=2000)
+    one, two = (group_work(LAYOUT, tier, ids, draws, 1, 1.0) for tier in (small, larger))
+    assert one.missing == one.absent == two.missing > two.absent > 0
+    everything = group_work(LAYOUT, Memory(), ids, draws, 2, 1.0, dense_updates=True)
+    assert everything.moved == 10_000
