@@ -1,6 +1,7 @@
 """The command ``cupyrec``: arguments, exit codes.
 
-The work of subcommands stands in `commands`, `checkpoint_commands` and `data_commands`.
+The work of subcommands stands in `commands`, `checkpoint_commands`, `data_commands` and
+`plan_commands`.
 
 Exit codes: 0 done, 1 failed or stalled, 2 wrong usage, 130 interrupted. Of several ranks the first
 to fail ends all, and mpirun returns its code; of one that was killed, 128 and the signal's number.
@@ -48,10 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
             from cupyrec import checkpoint_commands as commands
         elif options.command == "data":
             from cupyrec import data_commands as commands
+        elif options.command == "plan":
+            from cupyrec import plan_commands as commands
         else:
             from cupyrec import commands
 
-        if options.command in ("checkpoint", "data", "report"):
+        if options.command in ("checkpoint", "data", "plan", "report"):
             _refuse_ranks(options.command)
         return getattr(commands, options.run)(options) or 0
     except UsageError as error:
@@ -127,6 +130,16 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cupyrec", description="Train and serve recommender models with raw 64-bit ids."
@@ -149,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "predict":
             command.add_argument("--output", required=True, metavar="F.{npy,parquet,csv}")
             command.add_argument("--overwrite", action="store_true", help="replace the output")
+    _add_plan(commands.add_parser("plan", help="whether and how a training fits into hardware"))
     report = commands.add_parser("report", help="draw a run: one page, report.html in its folder")
     report.set_defaults(run="report")
     report.add_argument("folder", metavar="RUN", help="a run's folder, which may still be trained")
@@ -194,6 +208,27 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     add("--trace", metavar="F.json", help="what each rank does when, for Chrome's trace viewer")
     about = "seconds without progress on any rank that end the job, 300 by default; inf: never"
     add("--stall-timeout", type=_seconds, default=300.0, metavar="S", help=about)
+
+
+def _add_plan(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(run="plan")
+    add = command.add_argument
+    add("--schema", required=True, metavar="S.toml", help="the columns")
+    add("--ids", type=_number, metavar="N", help="of all tables that --ids-per-table doesn't name")
+    add("--ids-per-table", nargs="+", default=[], metavar="TABLE=N", help="of tables by name")
+    add("--config", metavar="T.toml", help="settings, see docs/settings.md")
+    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="one setting")
+    add("--batch-size", type=_positive, metavar="B", help="rows a step, of all ranks together")
+    add("--ranks", type=_positive, default=1, metavar="N", help="GPUs or processes; by default 1")
+    add("--zipf", type=_number, default=1.05, metavar="S", help="exponent of ids; by default 1.05")
+    add("--bag-size", type=_number, default=1.0, metavar="L", help="ids of a bag; by default 1")
+    source = command.add_mutually_exclusive_group(required=True)
+    about = "what there is, see docs/plan.md and scripts/configs/hardware"
+    source.add_argument("--hardware", metavar="H.toml", help=about)
+    about = "measure this machine's CPU, and the SSD of a folder, if one is named"
+    source.add_argument("--measure", nargs="?", const="", metavar="DIR", help=about)
+    about = "cuda by default where the hardware has a GPU, else cpu"
+    add("--device", choices=["cpu", "cuda"], help=about)
 
 
 def _add_device(command: argparse.ArgumentParser) -> None:

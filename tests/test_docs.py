@@ -1,6 +1,7 @@
 """Every snippet and command of docs works; of data.md, in the order of the page."""
 
 import argparse
+import dataclasses
 import doctest
 import inspect
 import json
@@ -24,6 +25,7 @@ from cupyrec import cli, config
 from cupyrec.commands import _settings
 from cupyrec.data import TSV, Bags, Column, Schema
 from cupyrec.from_settings import MODELS
+from cupyrec.hardware import Gpu, Host, Link, Ssd
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "data.md").read_text("utf-8")
@@ -252,6 +254,24 @@ def test_the_page_on_migration(tmp_path, monkeypatch, capsys):
         assert trial.command(*some, "--overwrite") == 0
         imported.append(json.loads(capsys.readouterr().out.splitlines()[-1])["imported"])
     assert imported == [120, 110, 10, 30]
+
+
+def test_the_page_on_plans():
+    """Its numbers are what `plan` says; its flags and its hardware's keys are all there are."""
+    path = ROOT / "docs" / "plan.md"
+    page = path.read_text("utf-8")
+    result = doctest.testfile(str(path), module_relative=False)
+    assert (result.failed, result.attempted) == (0, 35)
+    told = [
+        cli._parser().parse_args(words).run for b in blocks("sh", page) for words in commands(b)
+    ]
+    assert told == ["plan", "plan"]
+    command = argparse.ArgumentParser()
+    cli._add_plan(command)
+    flags = {flag for action in command._actions for flag in action.option_strings}
+    assert set(re.findall(r"--[a-z][-a-z]*", page)) == flags - {"-h", "--help"}
+    keys = {field.name for kind in (Gpu, Host, Ssd, Link) for field in dataclasses.fields(kind)}
+    assert set(re.findall(r"`(\w+)`", page.split("| section")[1].split("may be")[0])) == keys
 
 
 def test_the_page_on_settings():
