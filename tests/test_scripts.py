@@ -52,7 +52,7 @@ ELSEWHERE = {
     "interaction_cases.py", "kernel_cases.py", "kernel_figures.py",
     "kernel_inputs.py", "kernel_naive.py", "kernel_page.py", "kernel_plot.py", "kernel_shapes.py",
     "exchange_cases.py", "mlp_cases.py", "normalization_cases.py", "optimizer_cases.py",
-    "store_cases.py",
+    "bench_plan.py", "store_cases.py",
     "accuracy_gate.py", "auc_parity.py", "bench_data.py", "bench_exchange.py",
     "bench_exchange_ranks.py", "bench_peer_deepctr.py", "bench_peer_rocksdb.py", "bench_stores.py",
     "chaos_stores.py", "gpu_ranks.py",
