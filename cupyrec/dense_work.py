@@ -66,8 +66,8 @@ def dense_work(model: Module, num_dense: int, num_tables: int, width: int) -> De
 
     Activations are the numeric features, the vectors and each layer's outputs; the features and
     vectors side by side, if a layer takes them so; and of rows that hold a weight of the first
-    order too, which is cut off, 2.5 times the vectors: a copy, its gradient, two that are filled up
-    with zeros, and their sum, at two arrays an activation.
+    order too, which is cut off, twice the vectors: a copy and its gradient, and two gradients that
+    are filled up with zeros, at two arrays an activation.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def dense_work(model: Module, num_dense: int, num_tables: int, width: int) -> De
                 outputs += sum(bias.size for bias in module.biases)
                 side_by_side |= module.weights[0].shape[1] >= vectors
             case FirstOrder() if width > 1:
-                outputs += 5 * vectors // 2
+                outputs += 2 * vectors
             case FusedCrossInteraction():
                 flops += 6 * module.weight.size
                 outputs += module.bias.size

@@ -236,7 +236,7 @@ def _plan(
     step = {
         "parameters": 4.0 * model.dense.room * 2 + 2.0 * model.dense.room * half,
         "optimizer state": 4.0 * model.dense.room * model.states,
-        "batch": batch_bytes(groups, model.dense, samples, half),
+        "batch": batch_bytes(groups, model.dense, samples, half, device),
         "exchange": exchange_bytes(groups, model.dense, ranks, codecs),
     }
     together = min(ranks, int(hardware.host.ranks))

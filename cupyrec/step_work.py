@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cupyrec.dense_work import DenseWork
 from cupyrec.embedding.row_layout import RowLayout
 from cupyrec.embedding.tier import CachedSSD, Memory, Tier
-from cupyrec.table_sizes import cache_slots, record_bytes
+from cupyrec.table_sizes import beside_cache, cache_slots, record_bytes
 from cupyrec.zipf import asked, in_cache
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 WRITTEN_AGAIN = 2.1  # bytes of files written for a byte of new records, compaction included
+_PAGES = 12 << 20  # of a dozen arrays each half a page
 _BYTES_OF = {"none": (4, 0), "fp16": (2, 0), "bf16": (2, 0), "int8": (1, 4)}  # a number, a row
 
 
@@ -245,25 +246,31 @@ def step_work(
     )  # fmt: skip
 
 
-def batch_bytes(groups: Sequence[GroupWork], dense: DenseWork, samples: float, half: bool) -> float:
+def batch_bytes(
+    groups: Sequence[GroupWork], dense: DenseWork, samples: float, half: bool, device: str
+) -> float:
     """Return bytes that a step's own arrays take on a rank's device, about.
 
     Activations and their gradients, 2 a each; of each width ids and their numbers 24 K, vectors of
     each sample and their gradients 2 a D K (counted among activations), those of unique ids 8 D U.
-    With a cache: R + 16 a missing row on its way, and of rows that find no slot R + 39 each.
+    With a cache: R + 16 a missing row, three times on its way, and rows that find no slot, see
+    `cupyrec.table_sizes.beside_cache`. The CPU's arrays lie in whole pages of 2 MB: 12 MB more.
 
     Examples
     --------
     >>> dense = DenseWork(parameters=10, room=64, buffers=0, flops=60, activations=8)
-    >>> batch_bytes([], dense, 100, half=False)
+    >>> batch_bytes([], dense, 100, half=False, device="cuda")
     6400.0
     """
     a = 2 if half else 4
-    total = 2.0 * a * samples * dense.activations
+    total = 2.0 * a * samples * dense.activations + (_PAGES if device == "cpu" else 0)
     for group in groups:
-        row, beside = 4 * group.layout.stride, max(0.0, group.rows - group.slots)
+        row = 4 * group.layout.stride
         total += 24 * group.keys + 8 * group.layout.width * group.unique
-        total += (row + 16) * group.missing + (row + 39) * beside
+        if group.slots < math.inf:
+            total += 3 * (row + 16) * group.missing + beside_cache(
+                int(group.slots), row, group.rows
+            )
     return total
 
 

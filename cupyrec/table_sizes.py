@@ -10,7 +10,14 @@ import math
 from cupyrec.embedding.row_layout import RowLayout
 from cupyrec.embedding.tier import CachedHost, CachedSSD, Memory, Tier
 
-__all__ = ["TableBytes", "cache_slots", "checkpoint_row", "record_bytes", "table_bytes"]
+__all__ = [
+    "TableBytes",
+    "beside_cache",
+    "cache_slots",
+    "checkpoint_row",
+    "record_bytes",
+    "table_bytes",
+]
 
 TableBytes = dict[str, dict[str, float]]  # place -> what for -> bytes
 
@@ -87,11 +94,45 @@ def cache_slots(row: int, mb: float | None, rows: int | None = None) -> int:
     return -(-max(1, rows) // WAYS) * WAYS
 
 
+def _chunk_rows(slots: int, row: int) -> int:
+    """Rows of a chunk of a cache: of 16 MB, or of one that holds all."""
+    return 1 << min(max(0, (_CHUNK // row).bit_length() - 1), (slots - 1).bit_length())
+
+
 def _cache_bytes(slots: int, row: int) -> dict[str, float]:
-    """Its rows in chunks, of 16 MB or one that is smaller, and its directory."""
-    largest = max(0, (_CHUNK // row).bit_length() - 1)
-    chunk = 1 << min(largest, (slots - 1).bit_length())
+    """Its rows in chunks, and its directory."""
+    chunk = _chunk_rows(slots, row)
     return {"cache": -(-slots // chunk) * chunk * row, "cache directory": slots * CACHED}
+
+
+def beside_cache(slots: int, row: int, in_flight: float) -> float:
+    """Return bytes of a step's rows that find no slot, in chunks, with their keys: 39 a row.
+
+    The rows in flight of a set are as good as drawn, 32 in_flight / slots on average, so by
+    Poisson's law; those beyond 32 lie beside the cache.
+
+    Parameters
+    ----------
+    slots : int
+        Of the cache.
+    row : int
+        R.
+    in_flight : float
+        Different rows of a step.
+
+    Examples
+    --------
+    >>> beside_cache(3200, 64, 100.0), beside_cache(3200, 64, 6000.0) / (4096 * 64) > 1
+    (0.0, True)
+    """
+    mean = WAYS * in_flight / slots
+    chance, here = math.exp(-mean), 0.0
+    for count in range(WAYS):  # E[min(X, 32)] = 32 - sum over x < 32 of (32 - x) P(x)
+        here += (WAYS - count) * chance
+        chance *= mean / (count + 1)
+    rows = max(0.0, in_flight - slots / WAYS * (WAYS - here))
+    chunk = _chunk_rows(slots, row)
+    return math.ceil(round(rows) / chunk) * chunk * row + 39 * rows
 
 
 def _index_bytes(n: float) -> float:

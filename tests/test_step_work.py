@@ -1,5 +1,7 @@
 """Work of a step, by hand."""
 
+import math
+
 import pytest
 
 from cupyrec.dense_work import DenseWork
@@ -13,6 +15,7 @@ from cupyrec.step_work import (
     message_bytes,
     step_work,
 )
+from cupyrec.table_sizes import beside_cache
 
 DENSE = DenseWork(parameters=100, room=128, buffers=0, flops=600, activations=20)
 LAYOUT = RowLayout(8, 0, ())  # R = 32
@@ -48,11 +51,19 @@ def test_what_ranks_send(codec, row):
 
 
 def test_arrays_of_a_batch():
-    assert batch_bytes([], DENSE, 10, half=True) == 2 * 2 * 10 * 20
-    more = batch_bytes([GROUP], DENSE, 10, half=False) - batch_bytes([], DENSE, 10, half=False)
-    assert more == 24 * 500 + 64 * 300 + 48 * 100
-    small = GROUP._replace(slots=300.0)
-    assert batch_bytes([small], DENSE, 10, False) - batch_bytes([GROUP], DENSE, 10, False) == 7100
+    def more(group):
+        return batch_bytes([group], DENSE, 10, False, "cuda") - 2 * 4 * 10 * 20
+
+    assert batch_bytes([], DENSE, 10, True, "cuda") == 2 * 2 * 10 * 20
+    assert batch_bytes([], DENSE, 10, False, "cpu") == 2 * 4 * 10 * 20 + (12 << 20)
+    usual = 24 * 500 + 64 * 300
+    assert more(GROUP) == pytest.approx(
+        usual + 3 * 48 * 100
+    )  # 400 rows of 1,000 slots: all find one
+    assert more(GROUP._replace(slots=math.inf)) == usual
+    assert more(GROUP._replace(slots=320.0)) == pytest.approx(
+        usual + 3 * 48 * 100 + beside_cache(320, 32, 400.0)
+    )
 
 
 def test_ranks_share_rows_and_a_second_cache_saves_reads(tmp_path):

@@ -7,7 +7,7 @@ from cupyrec import checkpoint, nn, optim
 from cupyrec.embedding import CachedHost, CachedSSD, Memory, Rows, StatePart
 from cupyrec.embedding.row_layout import RowLayout
 from cupyrec.ops.embedding_rows import FLOAT16, FLOAT32
-from cupyrec.table_sizes import cache_slots, checkpoint_row, record_bytes, table_bytes
+from cupyrec.table_sizes import beside_cache, cache_slots, checkpoint_row, record_bytes, table_bytes
 
 
 def layout(width, value=FLOAT32):
@@ -81,6 +81,20 @@ def test_a_cache_has_whole_sets():
     store = CachedHost(cache_mb=0.1).store("", 16)
     assert cache_slots(64, 0.1) == store._cache.capacity == 1568
     assert cache_slots(64, None, 33) == 64
+
+
+@pytest.mark.parametrize("in_flight", [300, 900, 1200, 3000])
+def test_rows_that_find_no_slot(in_flight):
+    store = CachedHost(cache_rows=1024).store("", 16)
+    ids = np.arange(in_flight)
+    store.find_or_insert(np.zeros(ids.size, np.uint32), ids, _ones)
+    told = beside_cache(1024, 64, in_flight)
+    chunks, beside = store._cache.nbytes - 1024 * (64 + 34), len(store._cache._index)
+    assert told == pytest.approx(chunks + 39 * beside, abs=39 * 25)
+
+
+def _ones(tables, ids):
+    return np.ones((len(ids), 16), np.float32)
 
 
 def test_rows_of_a_checkpoint(tmp_path):
