@@ -1,7 +1,9 @@
 """Every tier against a dict, whatever comes after what."""
 
 import contextlib
+import itertools
 import tempfile
+import time
 
 import numpy as np
 import pytest
@@ -15,10 +17,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from test_place_segments import place_of
 
 from cupyrec import arrays
-from cupyrec.embedding import CachedHost, CachedSSD, Memory, Rows, StatePart
+from cupyrec.embedding import CachedHost, CachedSSD, Memory, Rows, StatePart, cached_store
 from cupyrec.ops.embedding_rows import gather_rows
+from cupyrec.ops.key_index import KeyIndex
 from cupyrec.ops.sgd import sgd_rows
 
 WIDTH = 3
@@ -197,9 +201,18 @@ class Machine(RuleBasedStateMachine):
             self.stack.close()
 
 
+class WeakIndex(KeyIndex):
+    """It finds the row of another key for many that are not there."""
+
+    _PLACE_BITS = 8
+    _SEGMENT_BITS = 2, 4
+
+
 @pytest.mark.parametrize("tier", list(TIERS))
 @pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_against_a_dict(tier, device):
+@pytest.mark.parametrize("index", [KeyIndex, WeakIndex])
+def test_against_a_dict(tier, device, index, monkeypatch):
+    monkeypatch.setattr(cached_store, "KeyIndex", index)
     machine = type("Store", (Machine,), {"tier": tier, "device": device, "opened": 0})
     many = settings(
         max_examples=25 if device == "cpu" else 5, stateful_step_count=25, deadline=None,
@@ -207,3 +220,95 @@ def test_against_a_dict(tier, device):
     )  # fmt: skip
     run_state_machine_as_test(machine, settings=many)
     assert machine.opened >= many.max_examples
+
+
+@pytest.mark.parametrize("tier", [tier for tier in TIERS if tier != "memory"])
+def test_a_deleted_key_of_equal_hash_is_not_found(tier, monkeypatch, tmp_path):
+    """Another has its number by now, and its payload still stands there."""
+    monkeypatch.setattr(cached_store, "KeyIndex", WeakIndex)
+    met = (i for i in itertools.count() if place_of(0, i, 8, 4) == 17)
+    first, deleted, mover = ([(0, next(met))] for _ in range(3))
+    with contextlib.closing(TIERS[tier](tmp_path).store("t", WIDTH)) as store:
+        store.find_or_insert(*columns(np, first + deleted), numbered)
+        store.delete(*columns(np, first))
+        store.find_or_insert(*columns(np, mover), numbered)
+        store.delete(*columns(np, deleted))
+        assert (store.find(*columns(np, mover + deleted)) >= 0).tolist() == [True, False]
+        assert len(store) == 1
+        store.find_or_insert(*columns(np, deleted + first), numbered)
+        assert store.export_rows(0, 3).ids.tolist() == [mover[0][1], deleted[0][1], first[0][1]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store, keys: store.clear(),
+        lambda store, keys: store.set_state(STATES[1]),
+        lambda store, keys: store.delete(*keys),
+        lambda store, keys: store.close(),
+    ],
+    ids=["clear", "set_state", "delete", "close"],
+)
+def test_rows_that_are_read_ahead_stay_until_then(change, monkeypatch):
+    store, ended = CachedHost(cache_rows=1).store("t", WIDTH), []
+    keys = columns(np, [(0, i) for i in range(300)])
+    store.find_or_insert(*keys, numbered)
+    store.end_step()
+    store.find(keys[0][:1], keys[1][:1])  # after which most have left the cache
+    store.save()
+    backing = store._backing
+    real = {name: getattr(backing, name) for name in ("read", "truncate", "close")}
+
+    def read(rows, out):
+        if not ended:
+            time.sleep(0.2)
+        real["read"](rows, out)
+        ended.append("read")
+
+    def goes(name):
+        def call(*arguments):
+            ended.append(name)
+            real[name](*arguments)
+
+        return call
+
+    monkeypatch.setattr(backing, "read", read)
+    for name in ("truncate", "close"):
+        monkeypatch.setattr(backing, name, goes(name))
+    store.prefetch(*keys)
+    assert store._ahead._rows.size > 200
+    change(store, keys)
+    assert ended[0] == "read"
+    assert {"truncate", "close"} & set(ended)
+    store.close()
+
+
+@pytest.mark.parametrize("tier", [tier for tier in TIERS if tier != "memory"])
+def test_a_row_of_two_keys_of_equal_hash_is_read_once(tier, monkeypatch, tmp_path):
+    monkeypatch.setattr(cached_store, "KeyIndex", WeakIndex)
+    met = [i for i in range(4000) if place_of(0, i, 8, 4) == 17][:3]
+    with contextlib.closing(TIERS[tier](tmp_path).store("t", WIDTH)) as store:
+        store.find_or_insert(*columns(np, [(0, met[1]), *((1, i) for i in range(300))]), numbered)
+        store.end_step()
+        store.find_or_insert(*columns(np, [(1, i) for i in range(300)]), numbered)
+        store.end_step()
+        real, asked = store._backing.read, []
+
+        def read(rows, out):
+            asked.append(sorted(rows.tolist()))
+            real(rows, out)
+
+        monkeypatch.setattr(store._backing, "read", read)
+        three = columns(np, [(0, i) for i in met])
+        store.prefetch(*three)
+        store._ahead.forget()
+        assert (store.find(*three) >= 0).tolist() == [False, True, False]
+        store.end_step()
+        assert asked == [[0], [0]]
+        places = store.find_or_insert(*three, numbered)
+        assert len(store) == 303
+        monkeypatch.undo()
+        out, every = np.empty((3, WIDTH), np.float32), np.arange(3)
+        unseen = np.zeros((1, WIDTH), np.float32)
+        store.read(places, lambda memory, at: gather_rows(memory, at, every, unseen, out))
+        np.testing.assert_array_equal(out, numbered(*three))

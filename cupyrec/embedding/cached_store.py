@@ -5,7 +5,8 @@
 
 The index compares keys by their hash alone; the payload has the key itself. New rows are made in
 the cache. The backing gets a row when it leaves the cache, and all rows that have changed before
-they are exported or saved.
+they are exported or saved. A bit of each row tells whether its payload is there: if not, the row
+is in the cache, and who misses it there asks for another key of equal hash.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from cupyrec.embedding.row_layout import RowLayout, lines_as_memory
 from cupyrec.embedding.store import Rows, StatePart, Store
 from cupyrec.ops.embedding_rows import FLOAT32, RowMemory
 from cupyrec.ops.key_index import KeyIndex
+from cupyrec.ops.row_bits import RowBits
 from cupyrec.parallel.devices import pinned
 
 __all__ = ["Backings", "CachedStore"]
@@ -97,18 +99,21 @@ class CachedStore(Store):
         """Start with a backing, as if it were empty."""
         self._backing, self._index, self._len = backing, KeyIndex(), 0
         self._counts, self._new = np.zeros(0, np.int64), np.empty(0, np.uint32)
-        self._ahead = ReadAhead(backing, self._words)
+        self._ahead, self._backed = ReadAhead(backing, self._words), RowBits()
         self._make_cache()
 
     def _make_cache(self) -> None:
         if (cache := vars(self).get("_cache")) is not None:
             self._former = self.metrics()
             self._former_epoch += cache.epoch + 1
-        stride = self._layout.stride
-        self._cache = RowCache(
-            max(1, self._cache_rows(4 * stride)), stride, self.value, self._backing, self.xp,
-            self._ahead.written,
-        )  # fmt: skip
+        stride, ahead, backed = self._layout.stride, self._ahead, self._backed
+
+        def written(rows: np.ndarray) -> None:
+            backed.set(rows)
+            ahead.written(rows)
+
+        rows = max(1, self._cache_rows(4 * stride))
+        self._cache = RowCache(rows, stride, self.value, self._backing, self.xp, written)
 
     def _find_again(self) -> None:
         """Make the index of the backing's rows."""
@@ -117,6 +122,7 @@ class CachedStore(Store):
             self._index.insert(tables, ids, rows)
             self._count(tables, 1)
         self._len = len(self._backing)
+        self._backed.fill(self._len)
 
     @property
     def _words(self) -> int:
@@ -140,7 +146,7 @@ class CachedStore(Store):
     def memory_bytes(self) -> int:
         """Bytes of the index and the cache, and what the backing needs to find rows."""
         own = 0 if self._backing.in_memory else self._backing.nbytes
-        return own + self._index.nbytes + self._cache.nbytes
+        return own + self._index.nbytes + self._backed.nbytes + self._cache.nbytes
 
     load = property(lambda self: self._index.load)
     reads_ahead = property(lambda self: not self._backing.in_memory or self.xp is not np)
@@ -199,12 +205,14 @@ class CachedStore(Store):
     def _read(self, tables: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
         """Of keys that the cache hasn't: which there are; their rows, payloads and counts."""
         rows = self._index.find(tables, ids)
-        known = np.flatnonzero(rows >= 0)
+        known = np.flatnonzero(self._backed.has(rows))
         rows = rows[known]
-        lines = pinned(self.xp, (known.size, self._words), np.uint32)
+        once, key_of = _each_once(rows)
+        lines = pinned(self.xp, (once.size, self._words), np.uint32)
         with timeline.span("read rows"):
-            self._ahead.read(rows, lines)
+            self._ahead.read(once, lines)
         self._cache.read_bytes += lines.nbytes
+        lines = lines if key_of is None else lines[key_of]
         its_tables, its_ids, counts = payload_keys(lines)
         same = (its_tables == tables[known]) & (its_ids == ids[known])
         if same.all():
@@ -228,7 +236,7 @@ class CachedStore(Store):
     def prefetch(self, tables: Any, ids: Any) -> None:
         _, _, *keys = self._cache.peek(tables, ids)
         rows = self._index.find(*keys)
-        self._ahead.begin(rows[rows >= 0])
+        self._ahead.begin(_each_once(rows[self._backed.has(rows)])[0])
 
     def end_step(self) -> None:
         self._cache.end_step()
@@ -292,18 +300,24 @@ class CachedStore(Store):
         *moved, counts = payload_keys(lines)
         for some in ((tables, ids), moved):
             self._cache.remove(*(arrays.copy_to(self.xp, a) for a in some))
+        self._backed.clear(holes)  # which have payloads of deleted keys
         self._cache.admit(*moved, holes, counts, arrays.copy_to(self.xp, lines), dirty=True)
         self._index.delete(tables, ids)
         self._index.replace(*moved, holes)
         self._len, self._new = stop, np.empty(0, np.uint32)
         self._count(tables, -1)
-        self._backing.truncate(stop)
+        self._truncate(stop)
 
     def _flush(self) -> None:
         """Let the backing have what this store has."""
         self._cache.flush()
         if len(self._backing) > len(self):  # an error left them
-            self._backing.truncate(len(self))
+            self._truncate(len(self))
+
+    def _truncate(self, count: int) -> None:
+        self._ahead.forget()  # which may be reading what goes
+        self._backing.truncate(count)
+        self._backed.truncate(count)
 
     # All rows
 
@@ -311,6 +325,7 @@ class CachedStore(Store):
     def set_state(self, state: tuple[StatePart, ...]) -> None:
         if state == self.state and not len(self):
             return
+        self._ahead.forget()  # what reads from the backing that goes
         self._flush()
         former, layout = self._backing, RowLayout(self.width, self.value, state)
         at = RowLayout(self.width, self.value, ()).words
@@ -329,12 +344,13 @@ class CachedStore(Store):
         self.state, self._layout = state, layout
         self._start(backing)
         self._index, self._len, self._counts = index, count, counts
+        self._backed.fill(count)
         if saved:
             self.save()  # before what was saved goes
         self._backings.drop(former)
 
     def clear(self) -> None:
-        self._backing.truncate(0)
+        self._truncate(0)
         self._start(self._backing)
 
     def to(self, xp: ModuleType) -> None:
@@ -367,6 +383,7 @@ class CachedStore(Store):
             self._layout.write(memory, 0, *some, vectors[i:j], parts)
             write_tails(lines, *some, 0)
             self._backing.write(number, lines)
+            self._backed.set(number)
             self._index.insert(*some, number)
             self._len += j - i
             self._count(tables[i:j], 1)
@@ -396,6 +413,14 @@ class CachedStore(Store):
 
     def __deepcopy__(self, memo: dict) -> CachedStore:
         raise TypeError("CachedStore: a table with a cache must be saved and loaded, got a copy.")
+
+
+def _each_once(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Rows, and where each stands if keys of equal hash, of which one has it, share one."""
+    ascending = np.sort(rows)
+    if (ascending[1:] > ascending[:-1]).all():
+        return rows, None
+    return np.unique(rows, return_inverse=True)
 
 
 def _padded(counts: np.ndarray, num_tables: int) -> np.ndarray:
