@@ -168,6 +168,7 @@ def _entries(model: Module, with_state: bool, delta: bool) -> list[dict[str, Any
                 "initial": group.initial.to_dict(),
                 "state": [[p.name, p.columns, p.initial, p.dtype.__name__] for p in state],
                 "history": group.history.constants if catches_up else None,
+                "clock": group.clock,
             }
         )
         if delta:
@@ -179,13 +180,13 @@ def _write_part(
     folder: Path,
     model: Module,
     optimizer: Optimizer | None,
-    since: int | None,
+    since: dict[str, int] | None,
     rank: int,
     ranks: int,
 ) -> tuple[list[int], dict[str, Any]]:
     """Write what is a rank's; return the number of its rows in each group, and its files.
 
-    If `since` is given that are rows looked up after this step, and deleted keys.
+    If `since` is given that are rows looked up after a step, each group's own, and deleted keys.
     """
     counts, files = [], {}
     if rank == 0:
@@ -205,7 +206,7 @@ def _write_part(
         if since is None:
             write(shard.store.export if optimizer else partial(exported, shard), len(shard.store))
         else:
-            rows, deleted = partial(rows_since, shard, since), deleted_rows(shard)
+            rows, deleted = partial(rows_since, shard, since[name]), deleted_rows(shard)
             write(rows, sum(len(some.ids) for some in rows()))
             write(lambda deleted=deleted: [deleted], len(deleted.ids))
     return counts, files
@@ -300,6 +301,8 @@ def load(
             shard.initial = initial.to(shard.xp)
             if optimizer is not None and history is not None:
                 shard.history = history
+            steps = 0 if manifest["optimizer"] is None else manifest["optimizer"]["t"]
+            shard.clock = entry.get("clock", steps)  # from version 0.4 on
             for link in near:
                 take_rows(shard, link, name, owned, history, with_state=optimizer is not None)
         note_saved(model, manifest_crc32(path))

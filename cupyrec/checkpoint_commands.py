@@ -18,11 +18,13 @@ from safetensors import safe_open
 
 from cupyrec import (
     checkpoint_checks,
+    checkpoint_deltas,
     checkpoint_diff,
     checkpoint_export,
     checkpoint_import,
     checkpoint_reshard,
 )
+from cupyrec.checkpoint_deltas import links
 from cupyrec.checkpoint_files import find_checkpoint, read_manifest
 from cupyrec.checkpoint_shards import count_ids, row_bytes
 from cupyrec.cli import UsageError
@@ -31,7 +33,7 @@ from cupyrec.migrate.oneembedding import read_snapshot
 from cupyrec.migrate.weights import read_weight
 from cupyrec.run_folder import json_line
 
-__all__ = ["diff", "export", "import_table", "inspect", "reshard", "verify"]
+__all__ = ["compact", "diff", "export", "import_table", "inspect", "reshard", "verify"]
 
 logger = logging.getLogger("cupyrec")
 
@@ -46,11 +48,12 @@ _NEEDED = {"snapshot", "weight"}
 def inspect(options: argparse.Namespace) -> None:
     """Tell what is in a checkpoint: its model, tables, shards, optimizer and progress."""
     path = find_checkpoint(options.checkpoint)
-    manifest = read_manifest(path)
+    manifest = read_manifest(path, delta=True)
     groups = [_group(path, entry) for entry in manifest["groups"]]
     told = {
         "checkpoint": str(path),
         **{key: manifest[key] for key in ("format", "cupyrec", "model", "optimizer", "progress")},
+        "base": manifest.get("base"),
         "parameters": _parameters(path),
         "files": len(manifest["files"]),
         "bytes": sum(file["bytes"] for file in manifest["files"].values()),
@@ -102,19 +105,32 @@ def _parameters(path: Path) -> int:
 
 
 def verify(options: argparse.Namespace) -> None:
-    """Check every file, every number of rows, and that each key is there once."""
+    """Check every file, every number of rows, and that each key is there once; of a delta, what it
+    is based on too."""
     start = time.perf_counter()
     path = find_checkpoint(options.checkpoint)
-    manifest = checkpoint_checks.check(path)
+    chain = links(path)
+    manifests = [checkpoint_checks.check(link.folder, delta=True) for link in chain]
     _print(
         {
             "checkpoint": str(path),
-            "files": len(manifest["files"]),
-            "bytes": sum(file["bytes"] for file in manifest["files"].values()),
-            "rows": sum(entry["rows"] for entry in manifest["groups"]),
+            "chain": [str(link.folder) for link in chain],
+            "files": sum(len(manifest["files"]) for manifest in manifests),
+            "bytes": sum(f["bytes"] for manifest in manifests for f in manifest["files"].values()),
+            "rows": sum(entry["rows"] for entry in manifests[-1]["groups"]),
             "seconds": time.perf_counter() - start,
         }
     )
+
+
+def compact(options: argparse.Namespace) -> None:
+    """Write what a chain of deltas says as a checkpoint that holds all rows."""
+
+    def work(path: Path) -> dict[str, Any]:
+        manifest = checkpoint_deltas.compact(path, options.out, overwrite=options.overwrite)
+        return {"rows": sum(entry["rows"] for entry in manifest["groups"])}
+
+    _write(options, work)
 
 
 def reshard(options: argparse.Namespace) -> None:

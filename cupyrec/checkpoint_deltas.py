@@ -92,6 +92,8 @@ def links(path: str | os.PathLike) -> list[Link]:
     1
     """
     chain, folder = [], Path(path)
+    if folder.is_symlink():
+        folder = folder.resolve()  # its base is where it is itself
     while True:
         manifest = read_manifest(folder, delta=True)
         if chain:
@@ -107,8 +109,8 @@ def links(path: str | os.PathLike) -> list[Link]:
         folder = Path(os.path.normpath(folder / manifest["base"]["name"]))
 
 
-def base_of(path: Path, base: Path, model: Module) -> tuple[dict[str, Any], int]:
-    """Return what the manifest of a delta at `path` tells of its base, and the base's step.
+def base_of(path: Path, base: Path, model: Module) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return what the manifest of a delta at `path` tells of its base, and each group's step then.
 
     Raises
     ------
@@ -140,7 +142,8 @@ def base_of(path: Path, base: Path, model: Module) -> tuple[dict[str, Any], int]
     if manifest["optimizer"] is None:
         raise ValueError(f"checkpoint.save: '{base}' must have an optimizer's state, got none.")
     relative = os.path.relpath(base.resolve(), path.resolve().parent)
-    return {"name": os.path.join("..", relative), "crc32": crc32}, manifest["optimizer"]["t"]
+    steps = {entry["name"]: entry["clock"] for entry in manifest["groups"]}
+    return {"name": os.path.join("..", relative), "crc32": crc32}, steps
 
 
 def rows_since(shard: Shard, step: int) -> Iterator[Rows]:

@@ -186,6 +186,8 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         help="one setting; docs/settings.md lists them")  # fmt: skip
     add("--out", metavar="DIR", help="metrics and checkpoints; without it nothing is written")
     add("--resume", metavar="DIR", help="go on with the run in this folder")
+    about = "begin with what this checkpoint, or a run's best, has learnt"
+    add("--from", dest="start", metavar="CKPT", help=about)
     add("--overwrite", action="store_true", help="replace an earlier run in --out")
     _add_device(command)
     about = f"of all that is drawn: weights, rows, dropout; by default {training['seed']}"
@@ -288,6 +290,7 @@ def _add_checkpoint(command: argparse.ArgumentParser) -> None:
     read(diff, "b", "B")
     about = "where tables of more than 512 MB are split; the system's folder for such by default"
     diff.add_argument("--scratch", metavar="DIR", help=about)
+    write(add("compact", "write what deltas say as one that holds all rows"), "checkpoint")
     reshard = add("reshard", "write it anew in another number of shards")
     write(reshard, "checkpoint")
     reshard.add_argument("--shards", type=_positive, required=True, metavar="N")

@@ -21,7 +21,6 @@ import cupyrec
 from cupyrec import (
     arrays,
     checkpoint,
-    checkpoint_files,
     config,
     errors,
     inference,
@@ -29,6 +28,7 @@ from cupyrec import (
     timeline,
     training,
 )
+from cupyrec.checkpoint_files import find_checkpoint
 from cupyrec.cli import UsageError
 from cupyrec.data import Schema, Shuffled, criteo_schema, open_dataset
 from cupyrec.data.open_dataset import kind_of
@@ -47,6 +47,17 @@ from cupyrec.from_settings import (
 from cupyrec.parallel import Communicator, world
 from cupyrec.progress import Progress
 from cupyrec.report import write_report
+from cupyrec.resuming import (
+    DATA,
+    begin,
+    check_ranks,
+    config_of,
+    is_finished,
+    resume,
+    sizes,
+    warn_of_other_data,
+    why_not_resumed,
+)
 from cupyrec.run_folder import RunFolder, json_line, write_whole
 from cupyrec.tensorboard import TensorBoard
 
@@ -54,7 +65,6 @@ __all__ = ["evaluate", "predict", "report", "train"]
 
 logger = logging.getLogger("cupyrec")
 
-_DATA = "data.json"  # in a run's folder, what it trained on
 _AMPS = "float32", "float16", "bfloat16"
 
 # flag -> section and key of the configuration
@@ -77,10 +87,12 @@ def train(options: argparse.Namespace) -> None:
     _set_device(options)
     if options.trace:
         timeline.start(world().size)
+    if options.start and options.resume:
+        raise UsageError("train: --from must come without --resume, got both.")
     if options.resume and (options.out or options.overwrite):
         raise UsageError("train: --resume must come without --out and --overwrite, got both.")
     if options.resume and not (Path(options.resume) / "last").exists():
-        raise UsageError(_why_not_resumed(Path(options.resume)))
+        raise UsageError(why_not_resumed(Path(options.resume)))
     if options.out == "":
         raise UsageError("train: --out must name a folder, got ''.")
     boards = [TensorBoard(options.tensorboard)] if options.tensorboard else []
@@ -92,21 +104,23 @@ def train(options: argparse.Namespace) -> None:
     progress = Progress()
     if options.resume:
         _keep_tables(options, settings, model)
-        progress = _resume(Path(options.resume) / "last", settings, schema, model, optimizer)
-        _check_ranks(progress, settings, train_data)
-        _warn_of_other_data(Path(options.resume), train_data)
+        progress = resume(Path(options.resume) / "last", settings, schema, model, optimizer)
+        check_ranks(progress, settings, train_data)
+        warn_of_other_data(Path(options.resume), train_data)
     run = _run_folder(options, settings, schema)  # all is well: now something may be overwritten
     if run is not None and world().rank == 0:
         write_whole(run.path / "config.toml", config.to_toml(settings))
-        write_whole(run.path / _DATA, json.dumps({"train": _sizes(train_data)}, indent=1))
+        write_whole(run.path / DATA, json.dumps({"train": sizes(train_data)}, indent=1))
     if options.resume:
         run.forget_after(progress.step)
     else:
         _keep_tables(options, settings, model)
+    if options.start:
+        progress = begin(find_checkpoint(options.start), run, schema, model, optimizer)
     if run is None and world().rank == 0:
         logger.warning("without --out neither model nor metrics are kept")
     _log_device(options)
-    if progress.step and _finished(progress, settings["training"]):
+    if progress.step and is_finished(progress, settings["training"]):
         logger.info(
             "'%s' is finished already, at step %d: nothing to train", run.path, progress.step
         )
@@ -198,6 +212,7 @@ def _print(result: dict[str, Any]) -> None:
 def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Defaults, then the resumed run's, then --config, then --set, then flags."""
     files = [Path(options.resume) / "config.toml"] if options.resume else []
+    begun = [config_of(find_checkpoint(options.start))["settings"]] if options.start else []
     files += [options.config] if options.config else []
     flags = [
         {section: {key: getattr(options, flag)}}
@@ -207,7 +222,12 @@ def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if options.codec is not None:
         flags.append({"exchange": {"forward": options.codec, "backward": options.codec}})
     try:
-        changes = [*map(config.read, files), *map(config.parse_setting, options.set), *flags]
+        changes = [
+            *begun,
+            *map(config.read, files),
+            *map(config.parse_setting, options.set),
+            *flags,
+        ]
         models = [change["model"] for change in changes if "model" in change]
         names = [model["name"] for model in models if isinstance(model, dict) and "name" in model]
         name = names[-1] if names else config.DEFAULTS["model"]["name"]
@@ -242,8 +262,9 @@ def _schema(options: argparse.Namespace, settings: dict[str, dict[str, Any]]) ->
             )
     if options.schema:
         return Schema.load(options.schema)
-    if options.resume:
-        return Schema.from_dict(_config(Path(options.resume) / "last")["schema"])
+    if options.resume or options.start:
+        path = Path(options.resume) / "last" if options.resume else find_checkpoint(options.start)
+        return Schema.from_dict(config_of(path)["schema"])
     return criteo_schema(buckets=buckets) if text else None
 
 
@@ -255,41 +276,6 @@ def _dataset(files: list[str] | None, schema: Schema | None, settings: dict) -> 
 def _shuffled(data: Any, settings: dict) -> Any:
     rows, seed = settings["data"]["shuffle"], settings["training"]["seed"]
     return Shuffled(data, rows, seed) if rows else data
-
-
-def _sizes(data: Any) -> list[list]:
-    """Name and bytes of each file: enough for a resumed run to tell that its data are others."""
-    return [[path.name, path.stat().st_size] for path in data.paths]
-
-
-def _warn_of_other_data(folder: Path, data: Any) -> None:
-    if not (folder / _DATA).exists():  # runs before version 0.3 don't say
-        return
-    before, now = json.loads((folder / _DATA).read_text("utf-8"))["train"], _sizes(data)
-    if before != now:
-
-        def told(files: list[list]) -> str:
-            return ", ".join(f"{name} of {size} bytes" for name, size in files)
-
-        logger.warning(
-            "the run goes on with other data to train on than it had: %s; before, %s",
-            told(now), told(before),
-        )  # fmt: skip
-
-
-def _why_not_resumed(folder: Path) -> str:
-    if not (folder / "config.toml").exists():
-        return f"train: --resume must name a run's folder, got '{folder}'."
-    return (
-        f"train: --resume must name a run that has saved a checkpoint, got '{folder}', which ended "
-        f"before its first. Start it anew with --out '{folder}' --overwrite; "
-        "--set training.save_every=N saves one every N steps."
-    )
-
-
-def _finished(progress: Progress, training: dict[str, Any]) -> bool:
-    stopped = 0 < training["patience"] <= progress.evaluations_since_best
-    return stopped or progress.epoch >= training["epochs"]
 
 
 def _run_folder(
@@ -304,6 +290,9 @@ def _run_folder(
         ways = "--resume or --overwrite" if (Path(folder) / "last").exists() else "--overwrite"
         raise UsageError(f"{error} Give {ways}.") from None
     run.config = {"settings": settings, "schema": schema.to_dict()}
+    run.deltas, run.base = settings["training"]["deltas"], None
+    if options.resume:
+        run.base = run.last.resolve()
     return run
 
 
@@ -337,60 +326,14 @@ def _keep_tables(
         group.clear()
 
 
-def _resume(
-    path: Path,
-    settings: dict[str, dict[str, Any]],
-    schema: Schema,
-    model: cupyrec.nn.Module,
-    optimizer: optim.Optimizer,
-) -> Progress:
-    """Load model and optimizer as a run left them; return where it stands."""
-    configuration = _config(path)
-    before = configuration["settings"]
-    if configuration["schema"] != schema.to_dict():
-        raise UsageError(f"train: --schema must stay that of '{path.parent}', got another.")
-    model_before = default_settings(before["model"]["name"])["model"] | before["model"]
-    if model_before != settings["model"]:  # of what an older version didn't have, the default
-        raise UsageError(f"train: [model] must stay {model_before}, got {settings['model']}.")
-    seed, now = before["training"]["seed"], settings["training"]["seed"]
-    if seed != now:
-        raise UsageError(f"train: --seed must stay {seed}, got {now}.")
-    progress = Progress(**checkpoint.load(path, model, optimizer)["progress"])
-    size, now = before["training"]["batch_size"], settings["training"]["batch_size"]
-    if progress.batch and size != now:
-        raise UsageError(f"train: --batch-size must stay {size} within an epoch, got {now}.")
-    rows, now = before["data"].get("shuffle", 0), settings["data"]["shuffle"]
-    if progress.batch and rows != now:
-        raise UsageError(f"train: data.shuffle must stay {rows} within an epoch, got {now}.")
-    return progress
-
-
-def _check_ranks(progress: Progress, settings: dict[str, dict[str, Any]], data: Any) -> None:
-    """Which rows an epoch has had hangs on the number of ranks where each shuffles its own, or has
-    its own part of a Parquet log."""
-    shared = settings["data"]["shuffle"] or kind_of(data.paths[0]) == "parquet"
-    before, now = progress.ranks, world().size
-    if progress.batch and shared and before not in (0, now):  # older checkpoints don't say
-        raise UsageError(
-            f"train: ranks must stay {before} within an epoch of these data, got {now}."
-        )
-
-
-def _config(path: Path) -> dict[str, Any]:
-    configuration = checkpoint.read_manifest(path)["config"]
-    if not {"settings", "schema"} <= configuration.keys():
-        raise ValueError(f"checkpoint: '{path}' must be written by `cupyrec train`, got no config.")
-    return configuration
-
-
 @contextlib.contextmanager
 def _loaded(
     options: argparse.Namespace, *, labels: bool
 ) -> Iterator[tuple[cupyrec.nn.Module, Any, int | None]]:
     """Build the model of a checkpoint, or of a run's best or last, and open the data; the number
     of the field whose groups are measured stands last."""
-    path = checkpoint_files.find_checkpoint(options.checkpoint)
-    configuration = _config(path)
+    path = find_checkpoint(options.checkpoint)
+    configuration = config_of(path)
     settings, schema = configuration["settings"], Schema.from_dict(configuration["schema"])
     model = build_model(settings, schema, options.device)
     on_error = settings["data"]["on_error"] if labels else "raise"

@@ -26,6 +26,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "batch_size": 1024,
         "amp": "float32",  # or float16, bfloat16: the type that is multiplied in
         "eval_every": 0,  # steps; 0: at the end of each epoch alone
+        "deltas": 0,  # checkpoints from one that holds all to the next that does; 0: all do
         "save_every": 0,  # steps; 0: at evaluations and epochs' ends alone
         "patience": 0,  # evaluations without a better AUC; 0: never stop early
         "min_delta": 0.0,  # an AUC is better by more than this
@@ -38,6 +39,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "host_cache_mb": 0.0,  # of cached_ssd: of a second cache in the host's memory, 0: none
         "path": "",  # of cached_ssd: the folder of rows; "": "tables" in --out
         "direct": False,  # of cached_ssd: whether files are read past the system's page cache
+        "admit_after": 1,  # look-ups until an id gets a row
+        "admit_probability": 1.0,  # that a step gives it one
+        "expire_after": 0,  # steps without a look-up until it loses it; 0: never
+        "expire_below": 0,  # look-ups that it must have had by a check
+        "max_ids": 0,  # of each table, beyond which the oldest go; 0: no limit
+        "check_every": 1000,  # steps between checks of these
     },
     "optimizer": {
         # sgd, adagrad, rowwise_adagrad, adam, adamw, catch_up_adam, ftrl

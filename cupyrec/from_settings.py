@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from cupyrec import config, errors, optim, random
 from cupyrec.data import Schema
-from cupyrec.embedding import CachedHost, CachedSSD, InitialVectors, Memory, Tier, Uniform
+from cupyrec.embedding import CachedHost, CachedSSD, InitialVectors, Life, Memory, Tier, Uniform
 from cupyrec.models import (
     DCN,
     DLRM,
@@ -29,7 +29,7 @@ from cupyrec.parallel import Exchange, world
 
 __all__ = [
     "MODELS", "OPTIMIZERS", "build_model", "build_optimizer", "default_settings", "fit_options",
-    "group_field", "keep_tables", "tier_of",
+    "group_field", "keep_tables", "life_of", "tier_of",
 ]  # fmt: skip
 
 MODELS = {
@@ -97,6 +97,7 @@ def build_model(settings: Settings, schema: Schema, device: str) -> Module:
         _pool(model, settings["model"]["pooling"])
     for _, group in model.named_groups():
         group.dense_updates = settings["model"].get("dense_updates", False)  # from version 0.3 on
+        group.keep_account(life_of(settings))
         group.initial = InitialVectors(group.width, Uniform(-span, span), group.initial.seed)
         group.exchange = Exchange(world(), num_tables=schema.num_tables, **_codecs(settings))
     amp = settings["training"].get("amp", "float32")  # runs before version 0.3 don't say
@@ -151,6 +152,30 @@ def tier_of(settings: Settings, folder: str | os.PathLike) -> Tier:
         "config: [embedding] tier must be memory, cached_host or cached_ssd, "
         f"got '{values['tier']}'."
     )
+
+
+def life_of(settings: Settings) -> Life | None:
+    """Return when ids get and lose rows by ``[embedding]``, None if they keep what they first get.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A number out of range.
+
+    Examples
+    --------
+    >>> life_of(default_settings("lr")) is None
+    True
+    """
+    defaults = config.DEFAULTS["embedding"]
+    values = defaults | settings.get("embedding", {})
+    names = ("admit_after", "admit_probability", "expire_below", "check_every")
+    life = Life(
+        expire_after=values["expire_after"] or None, max_ids=values["max_ids"] or None,
+        **{name: values[name] for name in names},
+    )  # fmt: skip
+    deltas = settings["training"].get("deltas", 0)
+    return life if deltas or not life.admits_all or life.expires else None
 
 
 def keep_tables(tier: Tier, model: Module) -> None:

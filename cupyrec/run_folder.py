@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyrec import checkpoint, checkpoint_files, errors
+from cupyrec.checkpoint_deltas import links
 from cupyrec.nn import Module
 from cupyrec.optim import Optimizer
 from cupyrec.parallel import Communicator, world
@@ -85,6 +86,8 @@ class RunFolder:
         self.path, self._ranks = Path(path), ranks or world()
         self._metrics = self.path / "metrics.jsonl"
         self.config: dict[str, Any] = {}
+        self.deltas = 0  # checkpoints from one that holds all to the next that does
+        self.base: Path | None = None  # what the next checkpoint may be based on
         self._on_first("open", lambda: self._open(resume, overwrite))
 
     def _on_first(self, what: str, work: Callable[[], None]) -> None:
@@ -205,10 +208,15 @@ class RunFolder:
         target = self.path / "checkpoints" / f"step-{progress['step']}"
         while target.exists():  # saved by a run that was killed before it switched the link, say
             target = target.with_name(target.name + "+")
+        base = self.base
+        if not self.deltas or base is None or len(links(base)) > self.deltas:
+            base = None
         with self._ranks.busy("saving"):
             checkpoint.save(
-                target, model, optimizer, config=self.config, progress=progress, ranks=self._ranks
-            )
+                target, model, optimizer,
+                base=base, config=self.config, progress=progress, ranks=self._ranks,
+            )  # fmt: skip
+        self.base = target
         self._on_first("save", lambda: self._switch(target, best))
 
     def _switch(self, target: Path, best: bool) -> None:
@@ -219,7 +227,9 @@ class RunFolder:
             temporary.symlink_to(target.relative_to(self.path))
             temporary.replace(link)
         checkpoint_files.sync(self.path)  # the links, before what they pointed to goes
-        self._remove_checkpoints(keep=(self.last.resolve(), self.best.resolve()))
+        kept = {self.last.resolve(), self.best.resolve()}
+        bases = {link.folder.resolve() for path in kept if path.exists() for link in links(path)}
+        self._remove_checkpoints(keep=kept | bases)
 
     def _remove_checkpoints(self, keep: Iterable[Path]) -> None:
         """Remove all checkpoints but those to keep, and what killed processes left of others."""

@@ -30,7 +30,7 @@ def test_inspect(saved, capsys, caplog):
     assert told | {"bytes": 0} == {
         "checkpoint": str(saved), "format": 3, "cupyrec": told["cupyrec"], "model": "DLRM",
         "optimizer": {"class": "Adagrad", "t": 3, "schedule": None, "scaler": None},
-        "progress": {"step": 3}, "parameters": parameters, "files": 5, "bytes": 0,
+        "progress": {"step": 3}, "base": None, "parameters": parameters, "files": 5, "bytes": 0,
         "groups": [
             {
                 "name": "embedding.groups.3", "width": 3, "dtype": "float32", "state": ["sum"],

@@ -68,7 +68,8 @@ def test_later_changes_win_and_defaults_stay():
         (
             {"xyz": {}}, ValueError,
             "config: a section must be known "
-            "(data, evaluation, exchange, model, optimizer, training), got 'xyz'.",
+            "(data, embedding, evaluation, "
+            "exchange, model, optimizer, training), got 'xyz'.",
         ),
         (
             {"training": {"epoch": 1}}, ValueError,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracle import sentence
 
 import cupyrec
-from cupyrec import arrays, nn, optim, random
+from cupyrec import arrays, nn, optim
 from cupyrec.embedding import LIFE, CachedHost, CachedSSD, Life, Memory, MemoryStore, Rows
 from cupyrec.embedding.life import gone
 
@@ -42,7 +42,6 @@ def test_against_a_dict(batches, k, age, below, most):
         admit_after=k, expire_after=age, expire_below=below, max_ids=most, check_every=every
     )
     made, optimizer = table(life)
-    random.set_step(0)
     rows, waiting = {}, {}
     for number, batch in enumerate(batches):
         step(made, optimizer, batch)
@@ -78,7 +77,6 @@ def test_against_a_dict(batches, k, age, below, most):
 def test_every_tier_and_device_keeps_the_same_ids_and_bits(tier, device, tmp_path):
     def run(tier, device):
         life = Life(admit_after=2, admit_probability=0.7, expire_after=4, max_ids=30, check_every=3)
-        random.set_step(0)
         made, optimizer = table(life, tier, device)
         generator, losses = np.random.default_rng(0), []
         for _ in range(9):

@@ -202,8 +202,11 @@ class Group(LookUps):
             rounding = self._rounding(tables, ids, step)
             self.store.update(rows, lambda *at: rule(*at, values, rounding))
         self.store.end_step()
+        self.clock += 1
+        if self.candidates is not None:
+            self.candidates.clock = self.clock
         checks = self.life is not None and (self.life.expires or self.candidates is not None)
-        if checks and step % self.life.check_every == 0:
+        if checks and self.clock % self.life.check_every == 0:
             self.expire()
 
     def keep_account(self, life: Life | None) -> None:
@@ -262,10 +265,10 @@ class Group(LookUps):
         """
         if self.life is None:
             return 0
-        now = int(random.step())
         if self.candidates is not None:
-            self._forget_candidates(now)
-        return self.delete(*(arrays.copy_to(self.xp, a) for a in gone(self.store, self.life, now)))
+            self._forget_candidates()
+        keys = gone(self.store, self.life, self.clock)
+        return self.delete(*(arrays.copy_to(self.xp, a) for a in keys))
 
     def set_state(self, state: tuple[StatePart, ...], history: AdamHistory | None = None) -> None:
         """Give rows the state that a new optimizer starts from, and its history if they catch up.

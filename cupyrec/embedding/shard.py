@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import arrays, bulk, random
+from cupyrec import arrays, bulk
 from cupyrec.embedding.initializers import InitialVectors, Uniform
 from cupyrec.embedding.life import Life, gone
 from cupyrec.embedding.look_up import LookUp
@@ -70,6 +70,7 @@ class Shard:
         self.candidates: Shard | None = None  # ids that have no row yet
         self.deleted: list[tuple[Any, Any]] = []  # keys since a checkpoint, if `life` is given
         self.saved_as: int | None = None  # crc32 of that checkpoint's manifest
+        self.clock = 0  # optimizer steps so far
         self.numbering = 0  # goes up where rows get other numbers, or another device
         self.updates = 0  # goes up where optimizers step or are made
 
@@ -142,7 +143,7 @@ class Shard:
 
     def _touch(self, rows: Any, offsets: Any) -> Any:
         """Note in rows that they were looked up; return how often that has been."""
-        counts, step = [], int(random.step()) + 1  # the one that begins
+        counts, step = [], self.clock + 1  # the one that begins
         at = vector_words(self.width, self.store.value)
         at += sum(part.columns for part in self.store.state[:-1])  # `LIFE` is the last
 
@@ -167,13 +168,13 @@ class Shard:
 
     def _admitted(self, tables: Any, ids: Any, counts: Any) -> Any:
         """Which keys without a row get one, (N,) bool."""
-        life, step, admitted = self.life, int(random.step()), self.xp.ones(len(ids), bool)
+        life, admitted = self.life, self.xp.ones(len(ids), bool)
         if life.admit_after > 1:
             rows = self.candidates.store.find_or_insert(tables, ids, self.candidates._initial)
             admitted = self.candidates._touch(rows, _offsets(counts)) >= life.admit_after
             self.candidates.store.end_step()
         if life.admit_probability < 1:
-            seed = (self.initial.seed + (step + 1) * _ODD) % 2**64
+            seed = (self.initial.seed + (self.clock + 1) * _ODD) % 2**64
             draws = InitialVectors(1, Uniform(0, 1), seed).to(self.xp)(tables, ids)
             admitted &= draws[:, 0] < life.admit_probability
         return admitted
@@ -300,10 +301,10 @@ class Shard:
             values += l2 * self.current_vectors(rows)
         return RowGradients(rows, values, *self.store.keys(0, count))
 
-    def _forget_candidates(self, now: int) -> None:
+    def _forget_candidates(self) -> None:
         """Forget candidates whose time is over, and those that have rows by now."""
         store = self.candidates.store
-        found = [gone(store, Life(expire_after=self.life.expire_after), now)]
+        found = [gone(store, Life(expire_after=self.life.expire_after), self.clock)]
         for rows in store.export():
             ready = rows.states["life"][:, 1] >= self.life.admit_after
             keys = [arrays.copy_to(self.xp, a[ready]) for a in (rows.tables, rows.ids)]
