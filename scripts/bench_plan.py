@@ -19,6 +19,7 @@ Of each:
   into ready buffers; `ssd_reads`, its spans "read rows"; `memory`, what is left of a step with rows
   in memory; `ssd_writes`, what is left of one with rows in files.
 - `seconds_ratio_CASE`: planned over measured seconds of that step.
+- `hit_rate_ssd_planned`, `hit_rate_ssd_measured`: of a step's different rows those in the cache.
 
 The plan is by `measure_hardware` of this machine, in the same process after the training.
 """
@@ -33,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +108,10 @@ class Training:
         spans = [event["dur"] for event in timeline.events(0) if event["name"] == "read rows"]
         return taken, sum(spans) / 1e6
 
+    def metrics(self) -> Counter:
+        """What caches have done so far."""
+        return sum((Counter(store.metrics()) for store in self.stores), Counter())
+
     def close(self) -> None:
         for store in self.stores:
             store.close()
@@ -169,7 +175,9 @@ def measure(name: str, case: dict, folder: Path) -> dict:
     measured = {"host": resident() - before}
     if settings["embedding"]["tier"] == "cached_ssd":
         measured["files"] = bytes_in(folder / "tables")
+    filled = training.metrics()
     taken, reading = training.seconds(case["steps"])
+    looked_up = training.metrics() - filled
     checkpoint.save(folder / "checkpoint", training.model, training.optimizer)
     measured["checkpoint"] = bytes_in(folder / "checkpoint")
     training.close()
@@ -186,7 +194,13 @@ def measure(name: str, case: dict, folder: Path) -> dict:
     nbytes = TINY["rows"] * 256 if case["rows"] == TINY["rows"] else 512 << 20
     hardware = measure_hardware(folder, nbytes=nbytes)
     told = plan(settings, schema(), hardware, ids, device="cpu", zipf=ZIPF)
-    return compared(name, told, measured, spent, taken)
+    figures = compared(name, told, measured, spent, taken)
+    if total := looked_up["hits"] + looked_up["misses"]:
+        rates = told.hit_rate, looked_up["hits"] / total
+        say(f"  {'hit rate':<22} {rates[0]:12.3f} {rates[1]:12.3f}")
+        for by, rate in zip(("planned", "measured"), rates, strict=True):
+            figures[f"hit_rate_{name}_{by}"] = rate
+    return figures
 
 
 def compared(

@@ -28,8 +28,10 @@ def test_a_case(case, monkeypatch, capsys, tmp_path):
     said = capsys.readouterr()
     assert list(tmp_path.iterdir()) == []
     figures = json.loads(said.out)
-    names = "bytes_ratio", "seconds_ratio", "bottleneck"
-    assert {name.split(f"_{case}")[0] for name in figures} == set(names)
+    names = {"bytes_ratio", "seconds_ratio", "bottleneck"} | (
+        {"hit_rate"} if case == "ssd" else set()
+    )
+    assert {name.split(f"_{case}")[0] for name in figures} == names
     known = {"flops", "memory", "ssd_reads", "ssd_writes"}
     assert {figures[f"bottleneck_{case}_{by}"] for by in ("planned", "measured")} <= known
     assert figures[f"bytes_ratio_{case}"] > 0

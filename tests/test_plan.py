@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from cupyrec import config, random
-from cupyrec.data import Column, Schema, criteo_schema
-from cupyrec.from_settings import MODELS, default_settings
+from cupyrec.data import Batch, Column, Schema, criteo_schema
+from cupyrec.from_settings import MODELS, build_model, build_optimizer, default_settings
 from cupyrec.hardware import Hardware
+from cupyrec.parallel import world
 from cupyrec.plan import plan
+from cupyrec.training import train_step
 
 HARDWARE = Hardware.from_dict({
     "gpu": dict(memory=8e9, memory_bandwidth=1e12, float32=1e13, float16=1e14),
@@ -114,6 +116,36 @@ def test_planning_changes_nothing_that_is_drawn():
     expected = np.random.Generator(np.random.Philox(5)).integers(2**60)
     plan(settings(training={"seed": 9}), criteo_schema(), HARDWARE, [1e4] * 39)
     assert random.generator().integers(2**60) == expected
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_ranks_send_what_is_planned(codec):
+    ranks, ids, batch = world(), 20_000, 8192
+    if ranks.size == 1:
+        assert plan(settings(), SCHEMA, HARDWARE, [ids, ids]).work["link"] == 0
+        return
+    chosen = settings(exchange={"forward": codec, "backward": codec},
+                      training={"batch_size": batch})  # fmt: skip
+    numbers = Schema([column for column in SCHEMA.columns if not column.bag]
+                     + [Column("item", "categorical", "hex")])  # fmt: skip
+    model = build_model(chosen, numbers, "cpu")
+    optimizer = build_optimizer(chosen, model)
+    rng = np.random.default_rng(0)
+    weights = np.arange(1.0, ids + 1) ** -1.05
+    before = None
+    for _ in range(2):  # the first also compares settings
+        drawn = rng.choice(ids, (batch, 2), p=weights / weights.sum())
+        dense = np.zeros((batch, 1), np.float32)
+        whole = Batch(dense, drawn, np.zeros((batch, 1), np.float32))
+        before = sum(ranks.bytes_sent.values())
+        train_step(model, whole.of_rank(ranks.rank, ranks.size), optimizer)
+    sent = sum(ranks.bytes_sent.values()) - before
+    hardware = dataclasses.replace(
+        HARDWARE, host=dataclasses.replace(HARDWARE.host, ranks=ranks.size)
+    )
+    told = plan(chosen, numbers, hardware, [ids, ids], ranks=ranks.size)
+    assert told.work["link"] == pytest.approx(sent, rel=0.05)
 
 
 @pytest.mark.parametrize(
