@@ -53,7 +53,12 @@ class Host:
     float32 : float
         Operations a second of matmuls on all cores.
     ranks : float
-        That run on it: its GPUs, as a rule.
+        That run on it, a whole number: its GPUs, as a rule.
+
+    Raises
+    ------
+    ValueError
+        `ranks` is none.
 
     Examples
     --------
@@ -67,6 +72,12 @@ class Host:
     cores: float
     float32: float
     ranks: float = 1
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.ranks % 1:
+            raise ValueError(
+                f"hardware: host.ranks must be a whole number above 0, got {self.ranks}."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

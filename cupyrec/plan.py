@@ -26,7 +26,7 @@ from cupyrec.step_work import (
     group_work,
     step_work,
 )
-from cupyrec.table_sizes import checkpoint_row, table_bytes
+from cupyrec.table_sizes import TableBytes, checkpoint_row, table_bytes
 
 __all__ = ["Lack", "Plan", "plan"]
 
@@ -98,6 +98,17 @@ class Plan(NamedTuple):
     hit_rate: float
     lacks: tuple[Lack, ...]
     ways: tuple[str, ...]
+
+
+class _Asked(NamedTuple):
+    """What a plan is of, but for settings and ranks."""
+
+    hardware: Hardware
+    schema: Schema
+    ids: list[float]  # of each table
+    bags: list[float]  # ids of a sample, of each table
+    device: str
+    zipf: float
 
 
 class _Model(NamedTuple):
@@ -188,9 +199,9 @@ def plan(
         if needed and getattr(hardware, part) is None:
             raise ValueError(f"plan: hardware must have [{part}] for these settings, got none.")
     bags = [bag_size if column.bag else 1.0 for column in _table_columns(schema)]
-    asked = hardware, schema, list(ids), bags, device, zipf
-    told = _plan(_model(settings, schema), *asked, ranks)
-    return told._replace(ways=_ways(settings, told, asked, ranks)) if told.lacks else told
+    asked = _Asked(hardware, schema, list(ids), bags, device, zipf)
+    told = _plan(_model(settings, schema), asked, ranks)
+    return told._replace(ways=_ways(settings, asked, ranks, told)) if told.lacks else told
 
 
 def _table_columns(schema: Schema) -> list[Any]:
@@ -213,10 +224,8 @@ def _model(settings: Settings, schema: Schema) -> _Model:
     return _Model(settings, layouts, dense, len(optimizer.state))
 
 
-def _plan(
-    model: _Model, hardware: Hardware, schema: Schema, ids: list[float], bags: list[float],
-    device: str, zipf: float, ranks: int,
-) -> Plan:  # fmt: skip
+def _plan(model: _Model, asked: _Asked, ranks: int) -> Plan:
+    hardware, schema, ids, bags, device, zipf = asked
     settings, tier = model.settings, tier_of(model.settings, "tables")
     batch = settings["training"]["batch_size"]
     samples, half = batch / ranks, settings["training"]["amp"] != "float32" and device == "cuda"
@@ -230,7 +239,7 @@ def _plan(
         groups.append(group_work(layout, tier, its_ids, draws, ranks, zipf, all_at_once))
         sizes.append(table_bytes(layout, tier, sum(its_ids) / ranks, device))
         rows_saved += checkpoint_row(layout) * sum(its_ids)
-        taken = ranks * sum(_apart(sizes[-1]).values())
+        taken = ranks * _of_rows(sizes[-1])
         for t in own:
             tables[schema.table_names[t]] += taken * ids[t] / sum(its_ids)
     step = {
@@ -257,14 +266,14 @@ def _plan(
     )  # fmt: skip
 
 
-def _apart(size: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Bytes that are of rows themselves: neither caches nor what doesn't grow with rows."""
+def _of_rows(size: TableBytes) -> float:
+    """Bytes in all places that grow with rows: no caches, no buffers."""
     kept = {"rows", "keys", "index", "addresses", "files"}
-    return {n: value for place in size.values() for n, value in place.items() if n in kept}
+    return sum(value for place in size.values() for name, value in place.items() if name in kept)
 
 
 def _places(
-    sizes: list[dict[str, dict[str, float]]], step: dict[str, float], device: str, together: int
+    sizes: list[TableBytes], step: dict[str, float], device: str, together: int
 ) -> dict[str, dict[str, float]]:
     """Bytes of a rank's device, and of a host of `together` ranks."""
     places: dict[str, dict[str, float]] = {"device": dict(step), "host": {}, "files": {}}
@@ -319,16 +328,16 @@ def _lacks(places: dict[str, dict[str, float]], hardware: Hardware) -> tuple[Lac
     return tuple(Lack(p, needs[p], has[p]) for p in has if needs[p] and needs[p] > has[p])
 
 
-def _ways(settings: Settings, told: Plan, asked: tuple, ranks: int) -> tuple[str, ...]:
+def _ways(settings: Settings, asked: _Asked, ranks: int, told: Plan) -> tuple[str, ...]:
     """Changes that make it fit: a tier, more ranks, rows of fewer bytes."""
-    hardware, schema, *_ = asked
+    hardware, schema = asked.hardware, asked.schema
     ways, model = [], _model(settings, schema)
 
     def fits(changes: dict[str, dict[str, Any]], count: int = ranks) -> bool:
         other = {section: keys | changes.get(section, {}) for section, keys in settings.items()}
         try:
             changed = _model(other, schema) if changes else model
-            return not _plan(changed, *asked, count).lacks
+            return not _plan(changed, asked, count).lacks
         except (ValueError, TypeError):  # settings that don't go together
             return False
 

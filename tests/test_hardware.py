@@ -35,6 +35,8 @@ def test_toml_and_back(tmp_path):
         ({"host": HOST | {"cores": 0}}, ValueError, "host.cores must be above 0, got 0"),
         ({"host": HOST | {"cores": float("nan")}}, ValueError, "host.cores must be above 0"),
         ({"host": HOST | {"cores": "two"}}, TypeError, "host.cores"),
+        ({"host": HOST | {"ranks": 0.5}}, ValueError, "host.ranks must be a whole number"),
+        ({"host": HOST | {"ranks": 2.5}}, ValueError, "host.ranks must be a whole number"),
     ],
 )
 def test_what_is_no_hardware_is_refused(sections, error, message):
