@@ -72,9 +72,9 @@ def raising(number):
 
 def test_sizes_follow_the_table(files):
     assert files.capacity == (1 << 20) // 48
-    files.live[0] = 10**6
-    assert files.capacity == 10**6 // 32
-    files.live[0] = 10**9
+    files.live[0] = 10**7
+    assert files.capacity == 10**7 // 128
+    files.live[0] = 10**10
     assert files.capacity == (1 << 30) // 48
 
 

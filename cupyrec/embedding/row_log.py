@@ -41,7 +41,7 @@ class RowLog:
     After a crash, of the process or of the machine, the folder is opened with just the rows and
     payloads of the last commit that was completed. What was written since is forgotten, by `close`
     too. A thread copies what is needed out of files that are mostly superseded, and removes them:
-    files take at most 1.5 times the bytes of records that are needed, and those of four files
+    files take at most 1.46 times the bytes of records that are needed, and those of four files
     more. Needed are the newest records and those of the last commit. Writes wait where they must;
     what a commit makes needless of a large table is removed while others write.
 

@@ -23,7 +23,7 @@ from cupyrec.ops.log_records import SLOT_BITS, move
 __all__ = ["Compaction"]
 
 # Bytes of files to needed ones, and more files.
-_BEGIN, _BOUND = (1.35, 3), (1.5, 4)
+_BEGIN, _BOUND = (1.35, 3), (1.46, 4)
 _FULL = 0.95  # of a file: there is nothing to gain
 _DROPPED, _DROPPED_BYTES = 8, 64 << 20  # removed at a time: it takes several waits for the disk
 _PATIENCE = 5.0  # seconds that a commit waits

@@ -33,7 +33,7 @@ logger = logging.getLogger("cupyrec")
 MANIFEST, FORMAT = "manifest.json", 1
 _LEAST, _MOST = 1 << 20, 1 << 30  # bytes of a file
 _PIECE = 4 << 20  # bytes
-_PARTS = 32  # files of a large table, about
+_PARTS = 128  # files of a large table, about
 
 
 class Commit(NamedTuple):
