@@ -10,6 +10,7 @@ from test_row_log import payloads, read, tiny, write  # noqa: F401
 
 from cupyrec.embedding import row_log_files
 from cupyrec.embedding.row_log import RowLog
+from cupyrec.embedding.row_log_files import read_manifest
 from cupyrec.ops.log_records import SLOT_BITS
 
 SIZE = 48  # bytes a record
@@ -148,7 +149,7 @@ def test_another_format(folder):
     text = (folder / "manifest.json").read_text()
     with RowLog(folder, 8) as log:
         files_ = log._state.files
-        told = files_.read_manifest()
+        told = read_manifest(files_.folder)
         text = json.dumps(told | {"format": 2})
     crc = __import__("zlib").crc32(text.encode())
     (folder / "manifest.json").write_text(f'{{"crc32": {crc}, "log": {text}}}')

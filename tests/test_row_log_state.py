@@ -10,6 +10,7 @@ import pytest
 
 from cupyrec.embedding import row_log_files, row_log_state, row_log_streams
 from cupyrec.embedding.row_log import RowLog
+from cupyrec.embedding.row_log_files import read_manifest
 from cupyrec.embedding.row_log_state import LogState
 
 
@@ -62,7 +63,7 @@ def test_unneeded_files_go_with_a_commit(tmp_path):
     assert len(list(tmp_path.glob("*.rows"))) == 2 * many
     state.commit({})
     assert len(list(tmp_path.glob("*.rows"))) == many
-    assert len(state.files.read_manifest()["files"]) == many
+    assert len(read_manifest(state.files.folder)["files"]) == many
 
 
 def test_rows_grow_and_shrink_their_memory(tmp_path):

@@ -157,8 +157,12 @@ def test_rows_that_were_saved_are_found_again(tmp_path):
     assert len(again.group.store) == 300
     assert again.digest() == saved
     again.close()
-    with pytest.raises(ValueError, match="must have width and type"):
+    with pytest.raises(ValueError, match="must have width and type") as refused:
         Tables(1, 5, seed=3).group.keep_in(tier, "width-4")
+    assert refused.tb is not None  # which has the store: it must have let the files go
+    tables = Tables(1, 4, seed=3, tier=tier)
+    assert len(tables.group.store) == 300
+    tables.close()
 
 
 @pytest.mark.parametrize(

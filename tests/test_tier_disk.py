@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cupyrec
-from cupyrec import checkpoint, models, optim
+from cupyrec import checkpoint, models, nn, optim
 from cupyrec.embedding import CachedSSD, Memory
 
 STEPS, BATCH = 40, 256
@@ -91,3 +91,26 @@ def test_training_goes_on_when_there_is_room_again(disk, tmp_path):
         checkpoint.load(tmp_path / "checkpoint", again, its_optimizer)
         assert again.embedding.digest() == digest
         model.embedding.close()
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_an_optimizer_that_finds_no_room_changes_nothing(saved, tmp_path):
+    tier = CachedSSD(path=tmp_path, cache_rows=64)
+    table = nn.MultiTableEmbedding(1, 32, tier=tier, seed=1)
+    table(np.arange(3000)[:, None])
+    if saved:
+        table.save()
+    before, logs = table.digest(), sorted(tmp_path.glob("*/*/*"))
+    with small_files() as make_room:
+        for _ in range(2):
+            with pytest.raises(OSError, match=str(tmp_path)):
+                optim.Adam(table.parameters(), 0.1)
+            assert table.digest() == before
+            assert sorted(tmp_path.glob("*/*/*")) == logs  # the new one does not fill the disk
+        make_room()
+        optim.Adam(table.parameters(), 0.1)
+    assert [part.name for part in table.group.store.state] != []
+    table.close()
+    again = nn.MultiTableEmbedding(1, 32, tier=tier, seed=1)
+    assert len(again.group.store) == 3000 * saved
+    again.close()

@@ -88,12 +88,18 @@ class CachedStore(Store):
         self.xp, self._backings, self._cache_rows = xp, backings, cache_rows
         self._former = dict.fromkeys(_METRICS, 0)  # of caches before this one
         self._former_epoch = 0
-        backing = backings.existing()
-        state = () if backing is None else self._saved_state(backing.meta)
-        self.state, self._layout = state, RowLayout(width, value, state)
-        self._start(backings.make(self._words) if backing is None else backing)
-        if len(self._backing):
+        self.state, self._layout = (), RowLayout(width, value, ())
+        if (backing := backings.existing()) is None:
+            self._start(backings.make(self._words))
+            return
+        try:
+            self.state = self._saved_state(backing.meta)
+            self._layout = RowLayout(width, value, self.state)
+            self._start(backing)
             self._find_again()
+        except BaseException:
+            backing.close()
+            raise
 
     def _start(self, backing: Backing) -> None:
         """Start with a backing, as if it were empty."""
@@ -233,6 +239,7 @@ class CachedStore(Store):
         self._layout.write(memory, 0, *keys, initial(*keys), {})
         return staged
 
+    @interruption.held()
     def prefetch(self, tables: Any, ids: Any) -> None:
         _, _, *keys = self._cache.peek(tables, ids)
         rows = self._index.find(*keys)
@@ -331,28 +338,34 @@ class CachedStore(Store):
         at = RowLayout(self.width, self.value, ()).words
         words = layout.initial_state(np, 1, {}).view(np.uint32)
         backing, index, count = self._backings.make(layout.stride + TAIL), KeyIndex(), 0
-        for _, lines in former.records():
-            moved = np.zeros((len(lines), layout.stride + TAIL), np.uint32)
-            moved[:, :at], moved[:, at : layout.words] = lines[:, :at], words
-            moved[:, -TAIL:] = lines[:, -TAIL:]
-            tables, ids, _ = payload_keys(lines)
-            rows = np.arange(count, count + len(lines))
-            backing.write(rows, moved)
-            index.insert(tables, ids, rows)
-            count += len(lines)
-        counts, saved = self._counts, bool(former.meta)
+        try:
+            for _, lines in former.records():
+                moved = np.zeros((len(lines), layout.stride + TAIL), np.uint32)
+                moved[:, :at], moved[:, at : layout.words] = lines[:, :at], words
+                moved[:, -TAIL:] = lines[:, -TAIL:]
+                tables, ids, _ = payload_keys(lines)
+                rows = np.arange(count, count + len(lines))
+                backing.write(rows, moved)
+                index.insert(tables, ids, rows)
+                count += len(lines)
+            if former.meta:
+                backing.commit(self._meta(state))  # before what was saved goes
+        except BaseException:  # the disk is full, say
+            self._backings.drop(backing)
+            raise
+        counts = self._counts
         self.state, self._layout = state, layout
         self._start(backing)
         self._index, self._len, self._counts = index, count, counts
         self._backed.fill(count)
-        if saved:
-            self.save()  # before what was saved goes
         self._backings.drop(former)
 
+    @interruption.held()
     def clear(self) -> None:
         self._truncate(0)
         self._start(self._backing)
 
+    @interruption.held()
     def to(self, xp: ModuleType) -> None:
         if xp is not self.xp:
             self._flush()
@@ -392,8 +405,11 @@ class CachedStore(Store):
 
     def save(self) -> None:
         self._flush()
-        state = [[p.name, p.columns, p.initial, np.dtype(p.dtype).name] for p in self.state]
-        self._backing.commit({"width": self.width, "value": self.value, "state": state})
+        self._backing.commit(self._meta(self.state))
+
+    def _meta(self, state: tuple[StatePart, ...]) -> dict[str, Any]:
+        parts = [[p.name, p.columns, p.initial, np.dtype(p.dtype).name] for p in state]
+        return {"width": self.width, "value": self.value, "state": parts}
 
     def _saved_state(self, meta: dict[str, Any]) -> tuple[StatePart, ...]:
         own, saved = (self.width, self.value), (meta["width"], meta["value"])

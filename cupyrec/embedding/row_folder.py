@@ -13,7 +13,7 @@ from pathlib import Path
 from cupyrec.embedding.host_cache import HostCache
 from cupyrec.embedding.row_cache import Backing
 from cupyrec.embedding.row_log import RowLog
-from cupyrec.embedding.row_log_files import saved_words
+from cupyrec.embedding.row_log_files import lock_folder, saved_words
 
 __all__ = ["RowFolder"]
 
@@ -61,16 +61,27 @@ class RowFolder:
     def existing(self) -> Backing | None:
         """Return the newest log that was saved; others go.
 
+        Raises
+        ------
+        ValueError
+            Files are damaged.
+        BlockingIOError
+            Someone is at work on one of the logs, which may not have been saved yet.
+
         Examples
         --------
         See the class.
         """
         found = None
-        for folder in sorted(self._folder.glob(_PREFIX + "*"), reverse=True):
+        for _, folder in sorted(self._logs().items(), reverse=True):
             if found is None and (words := saved_words(folder)) is not None:
                 found = self._opened(folder, words)
             else:
-                shutil.rmtree(folder)
+                lock = lock_folder(folder)
+                try:
+                    _remove(folder)
+                finally:
+                    os.close(lock)
         return found
 
     def make(self, words: int) -> Backing:
@@ -80,8 +91,8 @@ class RowFolder:
         --------
         See the class.
         """
-        numbers = [int(f.name.removeprefix(_PREFIX)) for f in self._folder.glob(_PREFIX + "*")]
-        return self._opened(self._folder / f"{_PREFIX}{max(numbers, default=0) + 1:05}", words)
+        number = max(self._logs(), default=0) + 1
+        return self._opened(self._folder / f"{_PREFIX}{number:05}", words)
 
     def drop(self, backing: Backing) -> None:
         """Let a log go, with its files.
@@ -97,7 +108,12 @@ class RowFolder:
         """
         log = backing.backing if isinstance(backing, HostCache) else backing
         log.close()
-        shutil.rmtree(log.folder)
+        _remove(log.folder)
+
+    def _logs(self) -> dict[int, Path]:
+        """Folders of logs by number; what others have put there is left alone."""
+        named = [(f.name.removeprefix(_PREFIX), f) for f in self._folder.glob(_PREFIX + "*")]
+        return {int(number): folder for number, folder in named if number.isdecimal()}
 
     def _opened(self, folder: Path, words: int) -> Backing:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -105,3 +121,10 @@ class RowFolder:
         if self._host_rows is None:
             return log
         return HostCache(log, words, max(1, self._host_rows(4 * words)))
+
+
+def _remove(folder: Path) -> None:
+    """Remove a log, its manifest last: rows without one are taken for damage."""
+    for file in folder.glob("*.rows"):
+        file.unlink()
+    shutil.rmtree(folder)

@@ -27,7 +27,16 @@ from cupyrec.ops import log_records
 from cupyrec.ops.log_records import FILES, HEADER, SLOT_BITS
 from cupyrec.ops.record_reads import PAGE, aligned
 
-__all__ = ["FORMAT", "MANIFEST", "Commit", "Files", "LogFile", "lock_folder", "saved_words"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "Commit",
+    "Files",
+    "LogFile",
+    "lock_folder",
+    "read_manifest",
+    "saved_words",
+]
 
 logger = logging.getLogger("cupyrec")
 MANIFEST, FORMAT = "manifest.json", 1
@@ -317,16 +326,6 @@ class Files:
             new.replace(path)
             sync(self.folder)
 
-    def read_manifest(self) -> dict[str, Any] | None:
-        """Return what the manifest tells; None if there is none, or it is damaged."""
-        try:
-            text = (self.folder / MANIFEST).read_text("utf-8")
-            values = json.loads(text)
-            crc = zlib.crc32(json.dumps(values["log"]).encode())
-            return values["log"] if crc == values["crc32"] else None
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
-
 
 def sync(folder: Path) -> None:
     """Wait until the entries of a folder are on the disk.
@@ -385,24 +384,36 @@ def _direct_flags(folder: Path) -> int:
     return 0
 
 
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return what the manifest of a folder tells; None if there is none, or it is damaged.
+
+    Examples
+    --------
+    >>> read_manifest(Path("nowhere")) is None
+    True
+    """
+    try:
+        values = json.loads((folder / MANIFEST).read_text("utf-8"))
+        crc = zlib.crc32(json.dumps(values["log"]).encode())
+        return values["log"] if crc == values["crc32"] else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
 def saved_words(folder: Path) -> int | None:
     """Return the words of the payloads of a folder's last commit, None if none had any `meta`.
 
     Raises
     ------
     ValueError
-        The manifest is damaged.
+        The manifest is damaged, or missing beside records.
 
     Examples
     --------
     >>> saved_words(Path("nowhere")) is None
     True
     """
-    if not (folder / MANIFEST).exists():
-        return None
-    text = (folder / MANIFEST).read_text("utf-8")
-    try:
-        log = json.loads(text)["log"]
-        return int(log["words"]) if log["meta"] else None
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"RowLog: '{folder / MANIFEST}' must be a manifest, got damage.") from None
+    log = read_manifest(folder)
+    if log is None and any([*folder.glob(MANIFEST), *folder.glob("*.rows")]):
+        raise ValueError(f"RowLog: '{folder / MANIFEST}' must be whole, got none or a damaged one.")
+    return log["words"] if log and log["meta"] else None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupyrec import arrays
-from cupyrec.embedding.row_log_files import FORMAT, MANIFEST, Commit, Files, LogFile
+from cupyrec.embedding.row_log_files import FORMAT, MANIFEST, Commit, Files, LogFile, read_manifest
 from cupyrec.embedding.row_log_state import LogState
 from cupyrec.ops import log_records
 from cupyrec.ops.log_records import SLOT_BITS
@@ -54,7 +54,7 @@ def recover(state: LogState, salvage: bool) -> int:
     if not found and not (folder / MANIFEST).exists():
         files.write_manifest(state.committed, [])
         return 0
-    manifest = files.read_manifest() or _guess(files, found, salvage)
+    manifest = read_manifest(folder) or _guess(files, found, salvage)
     for name, must, got in [("format", FORMAT, manifest["format"]),
                             ("words", files.words, manifest["words"])]:  # fmt: skip
         if must != got:
