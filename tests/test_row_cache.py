@@ -25,10 +25,10 @@ class Full(HostRows):
         super().write(rows, lines)
 
 
-def made(capacity=1, device="cpu"):
+def made(capacity=1, xp=np):
     heard = []
     backing = Full()
-    cache = RowCache(capacity, STRIDE, FLOAT32, backing, arrays.module(device), heard.extend)
+    cache = RowCache(capacity, STRIDE, FLOAT32, backing, xp, heard.extend)
     return cache, backing, heard
 
 
@@ -55,13 +55,9 @@ def words(cache, slots):
     ]
 
 
-devices = pytest.mark.parametrize("device", ["cpu", "sim"])
-
-
-@devices
 @pytest.mark.parametrize("dirty", [False, True])
-def test_rows_that_changed_are_written_when_they_leave(dirty, device):
-    cache, backing, heard = made(device=device)
+def test_rows_that_changed_are_written_when_they_leave(dirty, np_or_xp):
+    cache, backing, heard = made(xp=np_or_xp)
     for first in range(0, 320, 20):
         slots = admit(cache, range(first, first + 20), dirty)
         assert words(cache, slots) == [[i] * STRIDE for i in range(first, first + 20)]
@@ -81,9 +77,8 @@ def test_rows_that_changed_are_written_when_they_leave(dirty, device):
         assert (tables.any(), ids.tolist(), set(counts.tolist())) == (False, list(range(320)), {1})
 
 
-@devices
-def test_a_batch_larger_than_the_cache_lies_beside_it_until_the_step_ends(device):
-    cache, backing, _ = made(device=device)
+def test_a_batch_larger_than_the_cache_lies_beside_it_until_the_step_ends(np_or_xp):
+    cache, backing, _ = made(xp=np_or_xp)
     slots = admit(cache, range(100), dirty=True)
     epoch = cache.epoch
     assert words(cache, slots) == [[i] * STRIDE for i in range(100)]
@@ -106,10 +101,9 @@ def test_what_is_only_looked_at_is_in_flight_for_one_call():
     assert len(cache._index) <= 20
 
 
-@devices
 @pytest.mark.parametrize("count", [20, 100])  # 100: some beside the cache
-def test_a_full_disk_changes_nothing(count, device):
-    cache, backing, _ = made(device=device)
+def test_a_full_disk_changes_nothing(count, np_or_xp):
+    cache, backing, _ = made(xp=np_or_xp)
     slots = admit(cache, range(count), dirty=True)
     before = words(cache, slots)
     cache.end_step()

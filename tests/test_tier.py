@@ -104,19 +104,19 @@ def test_an_ssd_trains_to_the_same_bits(name, dtype, tmp_path):
     assert all(metrics["evictions"] > rows and metrics["read_bytes"] for metrics in told)
 
 
-def test_host_memory_trains_to_the_same_bits_on_sim():
-    make = OPTIMIZERS["adagrad"]
-    truth, _, rows = trained("sim", Memory(), make, kind=Small)
-    got, told, _ = trained("sim", CachedHost(cache_rows=rows // 10), make, kind=Small)
+def test_host_memory_trains_to_the_same_bits_on_devices(xp):
+    make, device = OPTIMIZERS["adagrad"], arrays.name(xp)
+    truth, _, rows = trained(device, Memory(), make, kind=Small)
+    got, told, _ = trained(device, CachedHost(cache_rows=rows // 10), make, kind=Small)
     assert got == truth
     assert all(metrics["evictions"] > rows for metrics in told)
 
 
-def test_all_caches_train_to_the_same_bits_on_sim(tmp_path):
-    make = OPTIMIZERS["catch_up_adam"]
-    truth, *_ = trained("sim", Memory(), make, steps=12)
+def test_all_caches_train_to_the_same_bits_on_devices(tmp_path, xp):
+    make, device = OPTIMIZERS["catch_up_adam"], arrays.name(xp)
+    truth, *_ = trained(device, Memory(), make, steps=12)
     both = CachedSSD(path=tmp_path, cache_rows=40, host_cache_rows=64, direct=True)
-    assert trained("sim", both, make, steps=12)[0] == truth
+    assert trained(device, both, make, steps=12)[0] == truth
 
 
 @pytest.mark.ranks
