@@ -40,9 +40,11 @@ from cupyrec.checkpoint_files import (
     write_manifest,
 )
 from cupyrec.checkpoint_shards import (
+    CANDIDATES,
     ShardWriter,
     catch_up_history,
     divided,
+    served_groups,
     shard_name,
 )
 from cupyrec.embedding import LIFE, InitialVectors, Rows, Tables, exported
@@ -74,9 +76,10 @@ def save(
     optimizer : Optimizer, optional
         Its state is saved too, dense and rows.
     base : path, optional
-        The checkpoint that the model was last saved as or loaded from: of rows, only those that
-        training has looked up since are written, and keys that were deleted. Needs an optimizer,
-        and tables made with ``life=Life()``. It loads as long as its base is where it was.
+        The checkpoint that the model was last saved as, or loaded from with `optimizer`, which
+        must be given: of rows, only those that training has looked up since are written, and keys
+        that were deleted. Tables must be made with ``life=Life()``. It loads as long as its base
+        is where it was.
     config : dict, optional
         JSON values: what is needed to build the model again.
     progress : dict, optional
@@ -96,7 +99,8 @@ def save(
     OtherRankError
         Another rank failed; nothing stands at `path` then.
     ValueError
-        The model was last saved as, or loaded from, another checkpoint than `base`.
+        The model was last saved as, or loaded from, another checkpoint than `base`; an optimizer
+        was made since; or none is given with `base`.
 
     Examples
     --------
@@ -114,6 +118,8 @@ def save(
             return None if ranks.rank else str(stack.enter_context(new_folder(path, where)))
 
         told, since = None, None
+        if base is not None and optimizer is None:
+            raise ValueError("checkpoint.save: 'optimizer' must be given with 'base', got None.")
         if base is not None:
             told, since = ranks.together(where, lambda: base_of(Path(path), Path(base), model))
         folder = Path(ranks.all_gather_json(where, ranks.together(where, begin))[0])
@@ -180,7 +186,7 @@ def _write_part(
     folder: Path,
     model: Module,
     optimizer: Optimizer | None,
-    since: dict[str, int] | None,
+    since: dict[str, int | None] | None,
     rank: int,
     ranks: int,
 ) -> tuple[list[int], dict[str, Any]]:
@@ -294,18 +300,18 @@ def load(
             group.clear()
         for name, shard in named_shards(model):
             entry = near[-1].entry(name)
-            if entry is None:  # candidates, of which account was not kept
+            if entry is None:  # candidates, of which no account was kept
+                shard.clock = near[-1].clock(name.removesuffix(CANDIDATES))
                 continue
             initial = InitialVectors.from_dict(entry["initial"], shard.width, entry["seed"])
             history = catch_up_history(entry, dense)
             shard.initial = initial.to(shard.xp)
             if optimizer is not None and history is not None:
                 shard.history = history
-            steps = 0 if manifest["optimizer"] is None else manifest["optimizer"]["t"]
-            shard.clock = entry.get("clock", steps)  # from version 0.4 on
+            shard.clock = near[-1].clock(name)
             for link in near:
                 take_rows(shard, link, name, owned, history, with_state=optimizer is not None)
-        note_saved(model, manifest_crc32(path))
+        note_saved(model, None if optimizer is None else manifest_crc32(path))
 
     ranks.together(where, take)
     return manifest
@@ -365,12 +371,7 @@ def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer |
         )
     groups = [(name, group.width, group.dtype) for name, group in model.named_groups()]
     entries = {entry["name"]: entry for entry in manifest["groups"]}
-    own = {name for name, _ in model.named_groups()}
-    saved = [
-        (entry["name"], entry["width"], entry["dtype"])
-        for entry in manifest["groups"]
-        if entry["name"] in own or not entry["name"].endswith((".candidates", ".deleted"))
-    ]
+    saved = [(e["name"], e["width"], e["dtype"]) for e in served_groups(manifest)]
     if groups != saved:
         raise ValueError(
             f"checkpoint.load: '{path}' must have the model's groups {groups}, got {saved}."

@@ -26,7 +26,7 @@ from cupyrec import (
 )
 from cupyrec.checkpoint_deltas import links
 from cupyrec.checkpoint_files import find_checkpoint, read_manifest
-from cupyrec.checkpoint_shards import count_ids, row_bytes
+from cupyrec.checkpoint_shards import count_ids, row_bytes, served_groups
 from cupyrec.cli import UsageError
 from cupyrec.migrate.hugectr import read_sparse_model
 from cupyrec.migrate.oneembedding import read_snapshot
@@ -117,7 +117,7 @@ def verify(options: argparse.Namespace) -> None:
             "chain": [str(link.folder) for link in chain],
             "files": sum(len(manifest["files"]) for manifest in manifests),
             "bytes": sum(f["bytes"] for manifest in manifests for f in manifest["files"].values()),
-            "rows": sum(entry["rows"] for entry in manifests[-1]["groups"]),
+            "rows": sum(entry["rows"] for entry in served_groups(manifests[-1])),
             "seconds": time.perf_counter() - start,
         }
     )
@@ -128,7 +128,7 @@ def compact(options: argparse.Namespace) -> None:
 
     def work(path: Path) -> dict[str, Any]:
         manifest = checkpoint_deltas.compact(path, options.out, overwrite=options.overwrite)
-        return {"rows": sum(entry["rows"] for entry in manifest["groups"])}
+        return {"rows": sum(entry["rows"] for entry in served_groups(manifest))}
 
     _write(options, work)
 

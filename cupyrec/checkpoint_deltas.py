@@ -18,8 +18,17 @@ from cupyrec import arrays
 from cupyrec.checkpoint_checks import check
 from cupyrec.checkpoint_files import manifest_crc32, read_manifest
 from cupyrec.checkpoint_reshard import chosen, rewrite, split
-from cupyrec.checkpoint_shards import Keys, Wanted, read_keys, read_rows, served
-from cupyrec.embedding import Rows, Shard
+from cupyrec.checkpoint_shards import (
+    CANDIDATES,
+    DELETED,
+    Keys,
+    Wanted,
+    read_keys,
+    read_rows,
+    served,
+)
+from cupyrec.embedding import LIFE, Rows, Shard
+from cupyrec.embedding.life import looked_up_once
 from cupyrec.nn import Module
 from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.hash_table import HashTable
@@ -28,8 +37,6 @@ __all__ = [
     "Link", "base_of", "compact", "deleted_entry", "deleted_rows", "links", "named_shards",
     "note_saved", "rows_since", "take_rows",
 ]  # fmt: skip
-
-_DELETED, _CANDIDATES = ".deleted", ".candidates"
 
 
 class Link(NamedTuple):
@@ -54,6 +61,32 @@ class Link(NamedTuple):
         """
         return next((e for e in self.manifest["groups"] if e["name"] == name), None)
 
+    def clock(self, name: str) -> int | None:
+        """Return the steps of a group so far, None if there is none.
+
+        Examples
+        --------
+        >>> Link(Path("c"), {"groups": [{"name": "g", "clock": 7}]}).clock("g")
+        7
+        """
+        entry, optimizer = self.entry(name), self.manifest.get("optimizer")
+        if entry is None:
+            return None
+        return entry.get("clock", 0 if optimizer is None else optimizer["t"])  # from 0.4 on
+
+    def rows(self, name: str, wanted: Wanted | None = None) -> Iterator[Rows]:
+        """Yield a group's rows; if no account was kept of their ids, it begins here.
+
+        Examples
+        --------
+        >>> list(Link(Path("c"), {"groups": []}).rows("g"))
+        []
+        """
+        entry = self.entry(name)
+        for rows in () if entry is None else read_rows(self.folder, entry, wanted):
+            begun = {LIFE.name: looked_up_once(len(rows.ids), self.clock(name))}
+            yield rows._replace(states=begun | rows.states)
+
 
 def named_shards(model: Module) -> Iterator[tuple[str, Shard]]:
     """Yield what of a model's groups is saved: rows, and counts of ids without rows, with names.
@@ -69,7 +102,7 @@ def named_shards(model: Module) -> Iterator[tuple[str, Shard]]:
     for name, group in model.named_groups():
         yield name, group
         if group.candidates is not None:
-            yield name + _CANDIDATES, group.candidates
+            yield name + CANDIDATES, group.candidates
 
 
 def links(path: str | os.PathLike) -> list[Link]:
@@ -106,10 +139,11 @@ def links(path: str | os.PathLike) -> list[Link]:
         chain.insert(0, Link(folder, manifest))
         if "base" not in manifest:
             return chain
-        folder = Path(os.path.normpath(folder / manifest["base"]["name"]))
+        beside = folder.parent.resolve() / folder.name  # links on the way would turn `..` aside
+        folder = Path(os.path.normpath(beside / manifest["base"]["name"]))
 
 
-def base_of(path: Path, base: Path, model: Module) -> tuple[dict[str, Any], dict[str, int]]:
+def base_of(path: Path, base: Path, model: Module) -> tuple[dict[str, Any], dict[str, int | None]]:
     """Return what the manifest of a delta at `path` tells of its base, and each group's step then.
 
     Raises
@@ -122,7 +156,7 @@ def base_of(path: Path, base: Path, model: Module) -> tuple[dict[str, Any], dict
     --------
     See `cupyrec.checkpoint.save`.
     """
-    manifest, crc32 = read_manifest(base, delta=True), manifest_crc32(base)
+    link, crc32 = Link(base, read_manifest(base, delta=True)), manifest_crc32(base)
     for name, shard in named_shards(model):
         if shard.life is None:
             raise ValueError(
@@ -137,17 +171,17 @@ def base_of(path: Path, base: Path, model: Module) -> tuple[dict[str, Any], dict
         if shard.saved_as != crc32:
             raise ValueError(
                 f"checkpoint.save: '{base}' must be the checkpoint that the model was last saved "
-                "as or loaded from, got another."
+                "as, or loaded from with the optimizer, got another."
             )
-    if manifest["optimizer"] is None:
+    if link.manifest["optimizer"] is None:
         raise ValueError(f"checkpoint.save: '{base}' must have an optimizer's state, got none.")
     relative = os.path.relpath(base.resolve(), path.resolve().parent)
-    steps = {entry["name"]: entry["clock"] for entry in manifest["groups"]}
+    steps = {name: link.clock(name) for name, _ in named_shards(model)}
     return {"name": os.path.join("..", relative), "crc32": crc32}, steps
 
 
-def rows_since(shard: Shard, step: int) -> Iterator[Rows]:
-    """Yield rows that training has looked up after a step, some at a time.
+def rows_since(shard: Shard, step: int | None) -> Iterator[Rows]:
+    """Yield rows that training has looked up after a step, some at a time; all if it is None.
 
     Examples
     --------
@@ -156,7 +190,7 @@ def rows_since(shard: Shard, step: int) -> Iterator[Rows]:
     []
     """
     for rows in shard.store.export():
-        new = rows.states["life"][:, 0] > step
+        new = rows.states[LIFE.name][:, 0] > (-1 if step is None else step)
         if new.any():
             yield chosen(rows, new)
 
@@ -188,11 +222,11 @@ def deleted_entry(entry: dict[str, Any]) -> dict[str, Any]:
     >>> deleted_entry({"name": "g", "width": 4, "state": [["sum", 4, 0.0, "float32"]]})
     {'name': 'g.deleted', 'width': 0, 'state': []}
     """
-    return entry | {"name": entry["name"] + _DELETED, "width": 0, "state": []}
+    return entry | {"name": entry["name"] + DELETED, "width": 0, "state": []}
 
 
-def note_saved(model: Module, crc32: int) -> None:
-    """Note that what changes from now on has changed since this checkpoint.
+def note_saved(model: Module, crc32: int | None) -> None:
+    """Note that what changes from now on has changed since this checkpoint, or since none.
 
     Examples
     --------
@@ -200,7 +234,7 @@ def note_saved(model: Module, crc32: int) -> None:
     >>> note_saved(nn.MultiTableEmbedding(1, 4), 5)
     """
     for _, shard in named_shards(model):
-        shard.saved_as, shard.deleted = crc32, []
+        shard.based_on(crc32)
 
 
 def take_rows(
@@ -229,13 +263,16 @@ def take_rows(
     --------
     See `cupyrec.checkpoint.load`.
     """
-    entry, deleted = link.entry(name), link.entry(name + _DELETED)
+    entry, deleted = link.entry(name), link.entry(name + DELETED)
     for some in () if deleted is None else read_rows(link.folder, deleted, wanted):
         _delete(shard, some)
-    for rows in () if entry is None else read_rows(link.folder, entry, wanted):
+    for rows in link.rows(name, wanted):
         if "base" in link.manifest:
             _delete(shard, rows)
-        shard.store.import_rows(rows if with_state else served(entry, history, rows))
+        life = {LIFE.name: rows.states[LIFE.name]}  # no optimizer's
+        if not with_state:
+            rows = served(entry, history, rows)._replace(states=life)
+        shard.store.import_rows(rows)
 
 
 def _delete(shard: Shard, rows: Rows) -> None:
@@ -277,13 +314,15 @@ def compact(
     for link in chain:
         check(link.folder, delta=True)
     last = chain[-1]
-    names = [e["name"] for e in last.manifest["groups"] if not e["name"].endswith(_DELETED)]
+    names = [e["name"] for e in last.manifest["groups"] if not e["name"].endswith(DELETED)]
     entries = [last.entry(name) for name in names]
 
     def group(folder: Path, entry: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         return split(
-            folder, entry, _newest(chain, entry["name"], read_keys),
-            lambda: _newest(chain, entry["name"], read_rows), len(entry["shards"]),
+            folder, entry,
+            _newest(chain, entry["name"], lambda link, own: read_keys(link.folder, own)),
+            lambda: _newest(chain, entry["name"], lambda link, own: link.rows(own["name"])),
+            len(entry["shards"]),
         )  # fmt: skip
 
     manifest = {k: v for k, v in last.manifest.items() if k != "base"} | {"groups": entries}
@@ -295,8 +334,8 @@ def _newest(chain: list[Link], name: str, read: Any) -> Iterator[Any]:
     """Yield what the newest checkpoint that has it says of each key: rows, or keys alone."""
     seen = HashTable()
     for number, link in reversed(list(enumerate(chain))):
-        entry, deleted = link.entry(name), link.entry(name + _DELETED)
-        for some in () if entry is None else read(link.folder, entry):
+        entry, deleted = link.entry(name), link.entry(name + DELETED)
+        for some in () if entry is None else read(link, entry):
             yield _some(some, seen.find(some.tables, some.ids) < 0)
         for own in (entry, deleted) if number else ():
             for keys in () if own is None else read_keys(link.folder, own):

@@ -26,7 +26,13 @@ from safetensors import safe_open
 from cupyrec import __version__
 from cupyrec.checkpoint_checks import check
 from cupyrec.checkpoint_files import new_folder, sync, write_file
-from cupyrec.checkpoint_shards import catch_up_history, count_ids, read_rows, served
+from cupyrec.checkpoint_shards import (
+    catch_up_history,
+    count_ids,
+    read_rows,
+    served,
+    served_groups,
+)
 from cupyrec.data import Schema
 
 __all__ = ["columns_of", "export", "find_table"]
@@ -186,17 +192,18 @@ def export(
         raise ValueError(f"export: 'format' must be one of {list(_WRITERS)}, got '{format}'.")
     path = Path(path)
     manifest = check(path)
-    counts = [count_ids(path, entry) for entry in manifest["groups"]]
+    entries = served_groups(manifest)
+    counts = [count_ids(path, entry) for entry in entries]
     names = [
         f"{entry['name']}.{table}"
-        for entry, ids in zip(manifest["groups"], counts, strict=True)
+        for entry, ids in zip(entries, counts, strict=True)
         for table in ids
     ]
     columns = columns_of(manifest) if tables else []
     wanted = {find_table(names, name, columns) for name in tables} or set(names)
     told: dict[str, Any] = {"cupyrec": __version__, "format": format, "tables": {}}
     with new_folder(out, "export", overwrite=overwrite) as folder:
-        for entry, ids in zip(manifest["groups"], counts, strict=True):
+        for entry, ids in zip(entries, counts, strict=True):
             ids = {t: n for t, n in ids.items() if f"{entry['name']}.{t}" in wanted}
             for first in range(0, len(ids), _OPEN):
                 some = dict(itertools.islice(ids.items(), first, first + _OPEN))

@@ -16,8 +16,17 @@ from cupyrec import errors
 from cupyrec.checkpoint_checks import check
 from cupyrec.checkpoint_export import columns_of, find_table
 from cupyrec.checkpoint_reshard import rewrite, split
-from cupyrec.checkpoint_shards import Keys, count_ids, group_of, piece, read_keys, read_rows
+from cupyrec.checkpoint_shards import (
+    Keys,
+    count_ids,
+    group_of,
+    piece,
+    read_keys,
+    read_rows,
+    served_groups,
+)
 from cupyrec.embedding import LIFE, Group, Rows, widened
+from cupyrec.embedding.life import looked_up_once
 from cupyrec.embedding.transfer import check_vectors
 
 __all__ = ["Pieces", "import_table"]
@@ -96,7 +105,7 @@ def import_table(
     manifest = check(path)
     tables = {
         f"{entry['name']}.{number}": (entry, number)
-        for entry in manifest["groups"]
+        for entry in served_groups(manifest)
         for number in count_ids(path, entry)
     }
     target, number = tables[find_table(tables, table, columns_of(manifest))]
@@ -161,6 +170,9 @@ class _New:
         for ids, vectors, states in self._pieces():
             self._group.clear()
             tables = np.full(ids.shape, self._number, np.uint32)
+            if any(name == LIFE.name for name, *_ in self._entry["state"]):
+                life = looked_up_once(len(ids), self._entry["clock"] + 1)  # in the step to come
+                states = states | {LIFE.name: life}
             self._group.store.import_rows(Rows(tables, ids, vectors, states))
             yield self._group.store.export_rows(0, len(ids))
 

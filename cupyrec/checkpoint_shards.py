@@ -24,10 +24,12 @@ from cupyrec.embedding import Group, InitialVectors, Rows, StatePart, export_row
 from cupyrec.ops.adam_history import AdamHistory
 
 __all__ = [
-    "Keys", "ShardWriter", "Wanted", "catch_up_history", "check_shapes", "count_ids", "divided",
-    "group_of", "piece", "read_keys", "read_rows", "row_bytes", "rows_file", "served",
-    "shard_files", "shard_name",
+    "CANDIDATES", "DELETED", "Keys", "ShardWriter", "Wanted", "catch_up_history", "check_shapes",
+    "count_ids", "divided", "group_of", "piece", "read_keys", "read_rows", "row_bytes",
+    "rows_file", "served", "served_groups", "shard_files", "shard_name",
 ]  # fmt: skip
+
+CANDIDATES, DELETED = ".candidates", ".deleted"  # behind a group's name: no rows that are served
 
 Wanted = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (tables, ids) -> (N,) bool
 
@@ -74,6 +76,17 @@ def _columns(entry: dict[str, Any]) -> dict[str, tuple[np.dtype, tuple[int, ...]
             for name, columns, _, dtype in entry["state"]
         },
     }
+
+
+def served_groups(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of groups of tables, without those of ids that have no rows.
+
+    Examples
+    --------
+    >>> served_groups({"groups": [{"name": "g"}, {"name": "g.candidates"}]})
+    [{'name': 'g'}]
+    """
+    return [e for e in manifest["groups"] if not e["name"].endswith((CANDIDATES, DELETED))]
 
 
 def rows_file(folder: Path, entry: dict[str, Any], shard: str, part: str) -> Path:

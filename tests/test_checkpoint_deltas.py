@@ -168,7 +168,7 @@ def test_a_base_must_be_what_the_model_was(tmp_path):
     checkpoint.save(tmp_path / "1", model, optimizer)
     text = (
         f"checkpoint.save: '{tmp_path / '0'}' must be the checkpoint that the model was last "
-        "saved as or loaded from, got another."
+        "saved as, or loaded from with the optimizer, got another."
     )
     with pytest.raises(ValueError, match=sentence(text)):
         checkpoint.save(tmp_path / "2", model, optimizer, base=tmp_path / "0")
@@ -193,6 +193,90 @@ def test_account_may_begin_and_end_with_a_checkpoint(tmp_path):
         order, (truth_ids, truth) = np.argsort(ids), model.wide.export_table(0)
         np.testing.assert_array_equal(ids[order], np.sort(truth_ids))
         np.testing.assert_array_equal(vectors[order], truth[np.argsort(truth_ids)])
+
+
+@pytest.mark.parametrize("tier", [None, CachedHost(cache_mb=1)])
+def test_account_that_begins_takes_all_rows_as_looked_up_then(tier, tmp_path):
+    model, optimizer = built(life=None)
+    train(model, optimizer, 0, steps=60)
+    checkpoint.save(tmp_path / "0", model, optimizer)
+    model, optimizer = built(tier=tier)
+    checkpoint.load(tmp_path / "0", model, optimizer)
+    rows = len(model.wide.group.store)
+    train(model, optimizer, 50, steps=6)  # of other ids; there was a check
+    assert len(model.wide.group.store) >= rows
+    lives = [rows.states["life"] for rows in model.deep.group.candidates.store.export()]
+    assert np.concatenate(lives)[:, 0].min() > 60
+    checkpoint.save(tmp_path / "1", model, optimizer, base=tmp_path / "0")
+    compact(tmp_path / "1", tmp_path / "all")
+    for path in (tmp_path / "1", tmp_path / "all"):
+        again, its_optimizer = built()
+        checkpoint.load(path, again, its_optimizer)
+        assert digests(again) == digests(model)
+
+
+def test_a_base_of_an_older_version_tells_no_clock(tmp_path):
+    model, optimizer = built(life=None)
+    train(model, optimizer, 0)
+    checkpoint.save(tmp_path / "0", model, optimizer)
+    told = checkpoint.read_manifest(tmp_path / "0")
+    for entry in told["groups"]:
+        del entry["clock"]
+    kept = {k: v for k, v in told.items() if k not in ("format", "cupyrec")}
+    write_manifest(tmp_path / "0", kept)
+    model, optimizer = built(life=Life())
+    checkpoint.load(tmp_path / "0", model, optimizer)
+    train(model, optimizer, 1)
+    checkpoint.save(tmp_path / "1", model, optimizer, base=tmp_path / "0")
+    again, its_optimizer = built(life=Life())
+    checkpoint.load(tmp_path / "1", again, its_optimizer)
+    assert digests(again) == digests(model)
+
+
+def test_state_that_the_base_does_not_have_is_refused(tmp_path):
+    model, optimizer = built()
+    train(model, optimizer, 0)
+    checkpoint.save(tmp_path / "0", model, optimizer)
+    with pytest.raises(ValueError, match="'optimizer' must be given with 'base', got None"):
+        checkpoint.save(tmp_path / "1", model, base=tmp_path / "0")
+    optimizer = optim.Adagrad(model.parameters(), 0.1)  # whose sums begin anew
+    with pytest.raises(ValueError, match="or loaded from with the optimizer, got another"):
+        checkpoint.save(tmp_path / "1", model, optimizer, base=tmp_path / "0")
+    checkpoint.load(tmp_path / "0", model)  # without its sums
+    with pytest.raises(ValueError, match="or loaded from with the optimizer, got another"):
+        checkpoint.save(tmp_path / "1", model, optimizer, base=tmp_path / "0")
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_without_an_optimizer_account_goes_on(tmp_path):
+    model, optimizer = built()
+    train(model, optimizer, 0, steps=60)
+    checkpoint.save(tmp_path / "0", model, optimizer)
+    again, _ = built(optim.Adam)
+    checkpoint.load(tmp_path / "0", again)
+    told = []
+    for own in (model, again):
+        rows = next(iter(own.wide.group.store.export()))
+        told.append(sorted(zip(rows.ids.tolist(), rows.states["life"].tolist(), strict=True)))
+    assert told[0] == told[1]
+
+
+def test_the_way_to_a_base_may_lead_through_links(tmp_path):
+    (tmp_path / "disk" / "far" / "away").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "disk" / "far" / "away")
+    model, optimizer = built()
+    checkpoint.save(tmp_path / "0", model, optimizer)
+    (tmp_path / "last").symlink_to("0")
+    for number in (1, 2):
+        train(model, optimizer, number, steps=2)
+        path = tmp_path / "home" / str(number)
+        checkpoint.save(path, model, optimizer, base=tmp_path / "last")
+        (tmp_path / "last").unlink()
+        (tmp_path / "last").symlink_to(path)
+    for way in (path, path.resolve(), tmp_path / "last"):
+        again, its_optimizer = built()
+        checkpoint.load(way, again, its_optimizer)
+        assert digests(again) == digests(model)
 
 
 @pytest.mark.ranks

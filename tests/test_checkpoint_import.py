@@ -7,11 +7,12 @@ from pyarrow import parquet
 from test_checkpoint import batch, dlrm, trained
 
 import cupyrec
-from cupyrec import checkpoint, checkpoint_shards, optim
+from cupyrec import checkpoint, checkpoint_shards, nn, optim
 from cupyrec.checkpoint_diff import diff
 from cupyrec.checkpoint_export import export
 from cupyrec.checkpoint_import import import_table
 from cupyrec.checkpoint_reshard import reshard
+from cupyrec.embedding import Life
 
 
 def write(folder, form, ids, vectors):
@@ -145,3 +146,30 @@ def test_refuses_other_files(tmp_path):
         import_table(tmp_path / "x.ids.npy", tmp_path / "c", tmp_path / "d", "0")
     with pytest.raises(ValueError, match="must name one of embedding.groups.3.0, "):
         import_table(tmp_path / "x.ids.npy", tmp_path / "c", tmp_path / "d", "2")
+
+
+def test_account_begins_with_what_is_imported(tmp_path):
+    """A table whose ids that wait for rows are none of its rows, as an export shows."""
+
+    def built():
+        life = Life(admit_after=2, expire_after=50, check_every=10)
+        layer = nn.MultiTableEmbedding(1, 3, life=life)
+        return layer, optim.Adagrad(layer.parameters(), 0.1)
+
+    def train(layer, optimizer, ids, steps):
+        for _ in range(steps):
+            cupyrec.sum(layer(np.array(ids)[:, None])).backward()
+            optimizer.step()
+
+    layer, optimizer = built()
+    train(layer, optimizer, [1], 95)
+    train(layer, optimizer, [8], 1)
+    checkpoint.save(tmp_path / "a", layer, optimizer)
+    told = export(tmp_path / "a", tmp_path / "e", format="npy")["tables"]
+    assert {name: table["ids"] for name, table in told.items()} == {"groups.3.0": 1}
+    file = write(tmp_path, "npy", np.array([7, 9]), np.ones((2, 3), np.float32))
+    assert import_table(file, tmp_path / "a", tmp_path / "b", "0")["imported"] == 2
+    again, its_optimizer = built()
+    checkpoint.load(tmp_path / "b", again, its_optimizer)
+    train(again, its_optimizer, [1, 8], 5)
+    assert again.group.clock == 101 and set(again.export_table(0)[0]) == {1, 7, 8, 9}

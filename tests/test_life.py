@@ -147,6 +147,37 @@ def test_optimizers_keep_their_state_beside_it():
     assert made.group.optimizer_state[0].name == "sum"
 
 
+@pytest.mark.parametrize("tier", [Memory(), CachedHost(cache_rows=64)])
+def test_account_goes_on_with_another_optimizer(tier):
+    made, optimizer = table(Life(expire_after=50, check_every=10), tier)
+    for _ in range(95):
+        step(made, optimizer, [1, 2])
+    for make in (optim.Adam, optim.RowWiseAdagrad, optim.SGD):
+        optimizer = make(made.parameters(), 0.1)
+        [rows] = made.group.store.export()
+        np.testing.assert_array_equal(rows.states["life"], [[95, 95]] * 2)
+    for _ in range(6):
+        step(made, optimizer, [1])
+    assert ids_of(made) == {1, 2}
+
+
+def test_an_id_that_was_deleted_is_counted_anew():
+    made, optimizer = table(Life(admit_after=3))
+    step(made, optimizer, [7, 7, 7, 8, 8])
+    assert made.delete(0, np.array([7, 8])) == 1
+    step(made, optimizer, [7, 8])
+    assert ids_of(made) == set()
+    step(made, optimizer, [7, 7, 8])
+    assert ids_of(made) == {7}
+
+
+def test_keys_that_went_are_kept_for_deltas_alone():
+    made, optimizer = table(Life(expire_after=1, check_every=1))
+    for number in range(5):
+        step(made, optimizer, [number])
+    assert made.group.deleted == []  # there is no checkpoint that a delta may have as its base
+
+
 def test_limits_of_each_table():
     store = MemoryStore(1)
     store.set_state((LIFE,))

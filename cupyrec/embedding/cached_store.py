@@ -337,11 +337,13 @@ class CachedStore(Store):
         former, layout = self._backing, RowLayout(self.width, self.value, state)
         at = RowLayout(self.width, self.value, ()).words
         words = layout.initial_state(np, 1, {}).view(np.uint32)
+        here, there = layout.kept(self._layout)
         backing, index, count = self._backings.make(layout.stride + TAIL), KeyIndex(), 0
         try:
             for _, lines in former.records():
                 moved = np.zeros((len(lines), layout.stride + TAIL), np.uint32)
                 moved[:, :at], moved[:, at : layout.words] = lines[:, :at], words
+                moved[:, here] = lines[:, there]
                 moved[:, -TAIL:] = lines[:, -TAIL:]
                 tables, ids, _ = payload_keys(lines)
                 rows = np.arange(count, count + len(lines))

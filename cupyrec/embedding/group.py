@@ -273,8 +273,8 @@ class Group(LookUps):
     def set_state(self, state: tuple[StatePart, ...], history: AdamHistory | None = None) -> None:
         """Give rows the state that a new optimizer starts from, and its history if they catch up.
 
-        What they owed to the former optimizer's steps they make up for first; gradients of the step
-        are forgotten.
+        What they owed to the former optimizer's steps they make up for first; when they were looked
+        up stays; gradients of the step are forgotten.
 
         Examples
         --------
@@ -287,6 +287,7 @@ class Group(LookUps):
         self.updates += 1
         self.store.set_state(state if self.life is None else (*state, LIFE))
         self.history = history
+        self.based_on(None)  # all rows have
 
     def to(self, xp: ModuleType) -> None:
         """Move the rows to the device of an array module; forget this step's gradients.
@@ -353,10 +354,10 @@ class Group(LookUps):
         for shard in (self, self.candidates):
             if shard is not None:
                 shard.store.clear()
-                shard.deleted, shard.saved_as = [], None
+                shard.based_on(None)
 
     def delete(self, tables: Any, ids: Any) -> int:
-        """Forget keys, with their state; return how many there were. Others are passed over.
+        """Forget keys, with their state; return how many had a row. Others are passed over.
 
         This step's gradients are forgotten.
 
@@ -382,8 +383,8 @@ class Group(LookUps):
         self.zero_grad()
         self.numbering += 1
         before = len(self.store)
-        self.store.delete(tables, ids)
-        if self.life is not None and len(ids):
-            self.deleted.append((arrays.to_host(tables), arrays.to_host(ids)))
+        for shard in (self, self.candidates):
+            if shard is not None:
+                shard._forget(tables, ids)
         self.statistics.forget_look_up()
         return before - len(self.store)

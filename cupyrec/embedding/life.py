@@ -13,11 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cupyrec import errors
-from cupyrec.embedding.store import Rows, StatePart, Store
+from cupyrec.embedding.store import LIFE, Rows, Store
 
-__all__ = ["LIFE", "Life", "gone"]
-
-LIFE = StatePart("life", 2, 0, np.int32)  # the step of the last look-up, how many there were
+__all__ = ["LIFE", "Life", "gone", "looked_up_once"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +100,20 @@ class Life:
         if self.max_ids is None:
             return np.inf
         return self.max_ids if np.ndim(self.max_ids) == 0 else self.max_ids[table]
+
+
+def looked_up_once(count: int, step: int) -> np.ndarray:
+    """Return the part `LIFE` (N, 2) of rows whose ids were looked up once, in a step.
+
+    So are rows taken that come with vectors alone, and those of which no account was kept before.
+
+    Examples
+    --------
+    >>> looked_up_once(2, step=7)
+    array([[7, 1],
+           [7, 1]], dtype=int32)
+    """
+    return np.tile(np.int32([step, 1]), (count, 1))
 
 
 def gone(store: Store, life: Life, now: int) -> tuple[np.ndarray, np.ndarray]:

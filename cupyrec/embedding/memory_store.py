@@ -148,15 +148,19 @@ class MemoryStore(Store):
         other._reserve(len(self))  # on the CPU addresses only: see `nbytes`
         other._index = self._index  # keys keep their rows
         chunks, size = self._chunks, 1 << self._memory.k
+        kept = other._layout.kept(self._layout)
         vars(self).update(vars(other))
         initial = self._layout.initial_state(self.xp, 1, {})
 
         for c in range(len(chunks)):
-            self._fill(c * size, min((c + 1) * size, len(self)), chunks[c], initial)
+            self._fill(c * size, min((c + 1) * size, len(self)), chunks[c], initial, kept)
             chunks[c] = None  # let go
 
-    def _fill(self, first: int, stop: int, former: Any, state: Any) -> None:
-        """Write rows with the vectors of a chunk of another layout, and this state (1, words)."""
+    def _fill(
+        self, first: int, stop: int, former: Any, state: Any, kept: tuple[slice, slice]
+    ) -> None:
+        """Write rows with vectors of a chunk of another layout, and this state (1, words), where
+        that chunk doesn't tell it: see `RowLayout.kept`."""
         size, at = 1 << self._memory.k, vector_words(self.width, self.value)
         for c in range(first // size, blocks(stop, size)):
             i, j = max(first, c * size), min(stop, (c + 1) * size)
@@ -164,6 +168,7 @@ class MemoryStore(Store):
             rows[:, :at] = former[i - first : j - first, :at]
             rows[:, at : at + state.shape[1]] = state
             rows[:, at + state.shape[1] :] = 0
+            rows[:, kept[0]] = former[i - first : j - first, kept[1]]
 
     def clear(self) -> None:
         self._lay_out(self.state, self.xp)

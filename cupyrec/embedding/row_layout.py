@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyrec import arrays, errors
-from cupyrec.embedding.store import Rows, StatePart
+from cupyrec.embedding.store import LIFE, Rows, StatePart
 from cupyrec.ops.embedding_rows import (
     FLOAT32,
     Rounding,
@@ -72,6 +72,17 @@ class RowLayout(NamedTuple):
     def stride(self) -> int:
         """Words a row: a multiple of 4."""
         return -(-self.words // 4) * 4
+
+    def kept(self, former: RowLayout) -> tuple[slice, slice]:
+        """Return which words of rows of a former layout stay, here and there: an id's life.
+
+        Examples
+        --------
+        >>> RowLayout(4, FLOAT32, (LIFE,)).kept(RowLayout(4, FLOAT32, (LIFE,)))
+        (slice(4, 6, None), slice(4, 6, None))
+        """
+        count = LIFE.columns if LIFE in self.state and LIFE in former.state else 0
+        return slice(self.words - count, self.words), slice(former.words - count, former.words)
 
     def write(
         self,

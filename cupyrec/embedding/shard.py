@@ -68,8 +68,7 @@ class Shard:
         self.history: AdamHistory | None = None  # of an optimizer whose rows catch up
         self.life: Life | None = None  # of ids, if it is kept account of
         self.candidates: Shard | None = None  # ids that have no row yet
-        self.deleted: list[tuple[Any, Any]] = []  # keys since a checkpoint, if `life` is given
-        self.saved_as: int | None = None  # crc32 of that checkpoint's manifest
+        self.based_on(None)
         self.clock = 0  # optimizer steps so far
         self.numbering = 0  # goes up where rows get other numbers, or another device
         self.updates = 0  # goes up where optimizers step or are made
@@ -77,6 +76,26 @@ class Shard:
     xp = property(lambda self: self.store.xp, doc="Array module of the device it is on.")
     width = property(lambda self: self.initial.width, doc="D, floats of a vector.")
     _reached = property(lambda self: (self.history, len(self.history or ()), self.updates))
+
+    def based_on(self, crc32: int | None) -> None:
+        """Note that rows are as a checkpoint has them, by its manifest's crc32; None: as none has.
+
+        Examples
+        --------
+        >>> from cupyrec.embedding import Constant
+        >>> shard = Shard(InitialVectors(2, Constant(3.0), seed=1), "float32")
+        >>> shard.based_on(7)
+        >>> shard.saved_as, shard.deleted
+        (7, [])
+        """
+        self.saved_as = crc32
+        self.deleted: list[tuple[Any, Any]] = []  # keys since then
+
+    def _forget(self, tables: Any, ids: Any) -> None:
+        """Delete keys, and keep them for the checkpoint that is based on the last, if one may."""
+        self.store.delete(tables, ids)
+        if self.life is not None and self.saved_as is not None and len(ids):
+            self.deleted.append((arrays.to_host(tables), arrays.to_host(ids)))
 
     def _move_to(self, tier: Tier, name: str) -> None:
         """Keep rows in another tier; if it has some that were saved, these in place of none."""
@@ -310,9 +329,8 @@ class Shard:
             keys = [arrays.copy_to(self.xp, a[ready]) for a in (rows.tables, rows.ids)]
             has = arrays.to_host(self.store.find(*keys)) >= 0
             found.append((rows.tables[ready][has], rows.ids[ready][has]))
-        keys = tuple(map(np.concatenate, zip(*found, strict=True)))
-        store.delete(*(arrays.copy_to(self.xp, a) for a in keys))
-        self.candidates.deleted.append(keys)
+        keys = map(np.concatenate, zip(*found, strict=True))
+        self.candidates._forget(*(arrays.copy_to(self.xp, a) for a in keys))
 
     def _empty(self, *shape: int, dtype: Any = np.float32) -> Any:
         return (arrays.empty if self.xp is np else self.xp.empty)(shape, dtype)

@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyrec.ops.embedding_rows import RowMemory
 
-__all__ = ["Rows", "StatePart", "Store"]
+__all__ = ["LIFE", "Rows", "StatePart", "Store"]
 
 
 class StatePart(NamedTuple):
@@ -37,6 +37,10 @@ class StatePart(NamedTuple):
     columns: int
     initial: float
     dtype: type = np.float32
+
+
+# The step of an id's last look-up, and how many there were: no optimizer's, and the last part.
+LIFE = StatePart("life", 2, 0, np.int32)
 
 
 class Rows(NamedTuple):

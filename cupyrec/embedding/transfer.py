@@ -9,7 +9,7 @@ import numpy as np
 
 from cupyrec import arrays, errors
 from cupyrec.embedding.group import Group
-from cupyrec.embedding.life import LIFE
+from cupyrec.embedding.life import LIFE, looked_up_once
 from cupyrec.embedding.store import Rows
 from cupyrec.ops.partition import owners
 from cupyrec.ops.row_digest import row_digest
@@ -135,8 +135,8 @@ def import_vectors(group: Group, tables: Any, ids: Any, vectors: Any) -> None:
         tables, ids, vectors = tables[own], ids[own], vectors[own]
     group.delete(*(arrays.copy_to(group.xp, a) for a in (tables, ids)))
     states = {}
-    if group.life is not None:  # as if they had been looked up in the step to come
-        states = {LIFE.name: np.tile(np.int32([group.clock + 1, 1]), (len(ids), 1))}
+    if group.life is not None:
+        states = {LIFE.name: looked_up_once(len(ids), group.clock + 1)}  # the step to come
     group.store.import_rows(Rows(tables, ids, vectors, states))
 
 
