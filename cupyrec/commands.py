@@ -24,6 +24,7 @@ from cupyrec import (
     config,
     errors,
     inference,
+    interruption,
     optim,
     timeline,
     training,
@@ -339,6 +340,7 @@ def _loaded(
     on_error = settings["data"]["on_error"] if labels else "raise"
     data = open_dataset(options.data, schema, labels=labels, on_error=on_error)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(interruption.ending())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cupyrec-tables-"))
         tier = tier_of(settings, folder)
         if isinstance(tier, CachedSSD):  # the run's own may be at work

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["held", "interruption"]
+__all__ = ["ending", "held", "interruption"]
 
 #: mpirun passes the last one on; at the others it kills its ranks within a second. Slurm sends any.
 _WISHES = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
@@ -83,3 +83,32 @@ def interruption() -> Iterator[list[str]]:
         yield received
     finally:
         restore()
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Let SIGTERM, and SIGHUP of a closed terminal, end this context as Ctrl-C does: it cleans up.
+
+    Examples
+    --------
+    >>> try:
+    ...     with ending():
+    ...         signal.raise_signal(signal.SIGTERM)
+    ... except KeyboardInterrupt:
+    ...     print("cleaning up")
+    cleaning up
+    """
+
+    def handle(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    ends = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) == signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        ends = []
+    try:
+        for number in ends:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number in ends:
+            signal.signal(number, signal.SIG_DFL)

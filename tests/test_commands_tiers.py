@@ -1,12 +1,15 @@
 """``cupyrec train`` on every tier: the same result, resumed and evaluated too."""
 
 import json
+import signal
+import tempfile
 
 import numpy as np
 import pytest
 import trial
 from safetensors import numpy as safetensors
 
+from cupyrec import checkpoint
 from cupyrec.checkpoint_diff import diff
 from cupyrec.embedding import CachedSSD
 
@@ -68,6 +71,21 @@ def test_a_run_and_its_resumption_and_evaluation(tier, logs, truth, tmp_path, ca
         assert trial.command("predict", run / "last", *told) == 0
         probabilities.append(np.load(output).tobytes())
     assert probabilities[0] == probabilities[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_a_signal_leaves_no_rows_behind(name, number, logs, truth, tmp_path, monkeypatch):
+    def load(path, model):
+        assert list(tmp_path.glob("cupyrec-tables-*"))
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(checkpoint, "load", load)
+    output = ["--output", tmp_path / "probabilities.npy"] if name == "predict" else []
+    assert trial.command(name, truth / "last", "--data", logs[5], *output) == 130
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 def test_rows_of_others_are_not_overwritten_unasked(logs, tmp_path, capsys):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from cupyrec.interruption import held, interruption
+from cupyrec.interruption import ending, held, interruption
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -101,3 +101,28 @@ def test_nothing_is_held_in_another_thread():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_what_is_ignored_does_not_end_a_context():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with ending():
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_thread_ends_by_no_signal():
+    entered = []
+
+    def enter():
+        with ending():
+            entered.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert entered == [signal.SIG_DFL]

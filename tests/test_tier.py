@@ -119,6 +119,20 @@ def test_all_caches_train_to_the_same_bits_on_devices(tmp_path, xp):
     assert trained(device, both, make, steps=12)[0] == truth
 
 
+def test_a_model_may_move_before_the_batch_that_it_was_told_of():
+    tier = CachedHost(cache_rows=1)
+    embedding = nn.MultiTableEmbedding(1, 4, tier=tier, seed=1).to("sim")
+    xp = arrays.module("sim")
+    ids = arrays.copy_to(xp, np.arange(6).reshape(3, 2, 1))
+    for told in ids[1:]:  # one is on its way, one waits for the next look-up
+        embedding.prepare(told)
+        embedding(ids[0])
+    embedding.prepare(ids[2])
+    embedding.to("cpu")
+    assert embedding(np.arange(6)[:, None]).shape == (6, 1, 4)
+    assert len(embedding.group.store) == 6
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("kind", [CachedHost, CachedSSD])
 def test_every_rank_keeps_its_own_rows(kind, tmp_path):

@@ -299,7 +299,9 @@ class Group(LookUps):
         >>> Group(InitialVectors(2, Uniform(), seed=1)).to(np)
         """
         self.zero_grad()
-        self.numbering += int(xp is not self.xp)
+        if xp is not self.xp:
+            self.numbering += 1
+            self.following = self.ahead = None  # ids of the former device
         self.store.to(xp)
         self._move_candidates(xp)
         self.initial = self.initial.to(xp)
