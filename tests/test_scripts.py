@@ -54,7 +54,8 @@ ELSEWHERE = {
     "exchange_cases.py", "mlp_cases.py", "normalization_cases.py", "optimizer_cases.py",
     "bench_plan.py", "store_cases.py",
     "accuracy_gate.py", "auc_parity.py", "bench_data.py", "bench_exchange.py",
-    "bench_exchange_ranks.py", "bench_peer_deepctr.py", "bench_peer_rocksdb.py", "bench_stores.py",
+    "bench_exchange_ranks.py", "bench_life.py", "bench_peer_deepctr.py", "bench_peer_rocksdb.py",
+    "bench_stores.py",
     "chaos_stores.py", "gpu_ranks.py",
 }  # fmt: skip
 
