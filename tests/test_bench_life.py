@@ -54,9 +54,9 @@ def test_rows_are_those_of_the_days_kept(kept, run, bench):
     for number in range(10):
         for ids in np.split(bench["Log"](2, 50, 64).day(number).ids, 4):
             met.append({(table, i) for row in ids.tolist() for table, i in enumerate(row)})
-    # An id goes once more than 4 * kept steps have passed since the one that it was in.
+    # An id goes when 4 * kept steps have passed since the one that it was in.
     ends = range(4, 41, 4)
-    assert told["ids"] == [len(set().union(*met[max(0, e - 4 * kept - 1) : e])) for e in ends]
+    assert told["ids"] == [len(set().union(*met[max(0, e - 4 * kept) : e])) for e in ends]
     everything = [len(set().union(*met[:e])) for e in ends]
     assert told["ids_no_expiry"] == everything
     assert told["ids_growth_last_days"] == told["ids"][9] / told["ids"][5]

@@ -54,10 +54,10 @@ def test_against_a_dict(batches, k, age, below, most):
         waiting = {i: seen for i, seen in waiting.items() if k > 1}
         if (number + 1) % every == 0:
             for i, (last, _) in list(waiting.items()):
-                if i in rows or (age and number - last > age):
+                if i in rows or (age and number - last >= age):
                     del waiting[i]
             for i, (last, seen) in list(rows.items()):
-                if (age and number - last > age) or (seen < below and number - last >= every):
+                if (age and number - last >= age) or (seen < below and number - last >= every):
                     del rows[i]
             oldest = sorted(rows, key=lambda i: (*rows[i], i))
             for i in oldest[: max(0, len(rows) - (most or 99))]:

@@ -158,7 +158,7 @@ def _with_old(store: Store, life: Life, now: int) -> Iterator[tuple[Rows, np.nda
         age = now - last.astype(np.int64)
         old = (seen < life.expire_below) & (age >= life.check_every)
         if life.expire_after is not None:
-            old |= age > life.expire_after
+            old |= age >= life.expire_after
         yield rows, old
 
 
