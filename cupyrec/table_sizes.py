@@ -33,7 +33,7 @@ WAYS = 32  # slots of a cache's set
 _FILES = 1 << 14  # files that a log may have; 36 bytes of each are in memory
 _BUFFERS = 8 << 20  # of a log's two streams
 _READERS = 16 * 260 * 1024 + (4 << 20)  # of its threads that read, and of compaction
-_FILE_LEAST, _FILE_MOST, _FILE_PART = 1 << 20, 1 << 30, 32
+_FILE_LEAST, _FILE_MOST, _FILE_PART = 1 << 20, 1 << 30, 128
 _CHUNK = 16 << 20  # of rows on a device, and of a cache
 
 
@@ -165,7 +165,7 @@ def table_bytes(layout: RowLayout, tier: Tier, rows: float, device: str) -> Tabl
     CachedHost  device: the cache, (R + 34) slots; host: (R + 16) n, the index 9.54 n
     CachedSSD   device: the cache; host: the index, 5 n of addresses in chunks of 2^20, 9 MB of
                 buffers and files' counts, 8 MB of readers, the second cache; files: 1.35 (R + 32) n
-                and three files, of (R + 32) n / 32 each, as compaction begins there; at most 1.5
+                and three files, of (R + 32) n / 128 each, as compaction begins there; at most 1.46
                 times and four files
 
     Examples
@@ -195,7 +195,7 @@ def _ssd_bytes(
 ) -> TableBytes:
     needed = record_bytes(layout) * rows
     file = min(max(needed / _FILE_PART, _FILE_LEAST), _FILE_MOST)
-    usual, most = 1.35 * needed + 3 * file, 1.5 * needed + 4 * file
+    usual, most = 1.35 * needed + 3 * file, 1.46 * needed + 4 * file
     host["addresses"] = math.ceil(ADDRESS * rows / _ADDRESS_CHUNK) * _ADDRESS_CHUNK
     host["buffers"] = _BUFFERS + 36 * _FILES
     host["readers"] = _READERS
