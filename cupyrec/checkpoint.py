@@ -8,7 +8,6 @@ the folder.
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -39,15 +38,15 @@ from cupyrec.checkpoint_files import (
     write_file,
     write_manifest,
 )
+from cupyrec.checkpoint_fits import check_fits, check_states, states
 from cupyrec.checkpoint_shards import (
     CANDIDATES,
     ShardWriter,
     catch_up_history,
     divided,
-    served_groups,
     shard_name,
 )
-from cupyrec.embedding import LIFE, InitialVectors, Rows, Tables, exported
+from cupyrec.embedding import InitialVectors, Rows, Tables, exported
 from cupyrec.nn import FusedMLP, Module
 from cupyrec.ops.partition import owners, shards_of
 from cupyrec.optim import Optimizer
@@ -267,10 +266,11 @@ def load(
     def check() -> tuple[list[Link], dict[str, np.ndarray], list[bool]]:
         chain = links(path)
         manifest = chain[-1].manifest
-        _check_fits(path, manifest, model, optimizer)
+        check_fits(path, manifest, model, optimizer)
         placed = [p for link in chain for p in check_share(*link, ranks.rank, ranks.size)]
         dense = safetensors.load_file(path / "dense.safetensors")
-        _check_states(path, manifest, dense, model, optimizer)
+        if optimizer is not None:
+            check_states(path, manifest, dense, model, optimizer)
         return chain, dense, placed
 
     chain, dense, placed = ranks.together(where, check)
@@ -328,7 +328,7 @@ def _load_dense(
         {key.removeprefix(prefix): a for key, a in dense.items() if key.startswith(prefix)}
     )
     if optimizer is not None:
-        for key, view in _states(model, optimizer).items():
+        for key, view in states(model, optimizer).items():
             view[...] = arrays.copy_to(arrays.namespace("checkpoint.load", view), dense[key])
         optimizer.load_state_dict(manifest["optimizer"])
         optimizer.zero_grad()
@@ -337,77 +337,13 @@ def _load_dense(
         mlp.dropout_seed = manifest["dropout_seeds"][name]
 
 
-def _check_states(
-    path: Path,
-    manifest: dict[str, Any],
-    dense: dict[str, np.ndarray],
-    model: Module,
-    optimizer: Optimizer | None,
-) -> None:
-    if optimizer is None:
-        return
-    saved = {key for key in dense if key.startswith("optimizer/")}
-    own = {name for name, _ in model.named_groups()}
-    saved |= {
-        f"rows/{entry['name']}/{name}"
-        for entry in manifest["groups"] if entry["name"] in own
-        for name, *_ in entry["state"] if name != LIFE.name  # whose account may begin or end
-    }  # fmt: skip
-    wanted = _states(model, optimizer).keys() | {
-        f"rows/{name}/{part.name}"
-        for name, group in model.named_groups()
-        for part in group.optimizer_state
-    }
-    for name in sorted(wanted ^ saved)[:1]:
-        what = f"have {name}, got no" if name in wanted else f"not have {name}, got"
-        raise ValueError(f"checkpoint.load: '{path}' must {what} such state.")
-
-
-def _check_fits(path: Any, manifest: dict, model: Module, optimizer: Optimizer | None) -> None:
-    if manifest["model"] != type(model).__name__:
-        raise ValueError(
-            f"checkpoint.load: '{path}' must be of model {type(model).__name__}, "
-            f"got {manifest['model']}."
-        )
-    groups = [(name, group.width, group.dtype) for name, group in model.named_groups()]
-    entries = {entry["name"]: entry for entry in manifest["groups"]}
-    saved = [(e["name"], e["width"], e["dtype"]) for e in served_groups(manifest)]
-    if groups != saved:
-        raise ValueError(
-            f"checkpoint.load: '{path}' must have the model's groups {groups}, got {saved}."
-        )
-    if optimizer is not None:
-        got = (manifest["optimizer"] or {}).get("class")
-        if got != type(optimizer).__name__:
-            raise ValueError(
-                f"checkpoint.load: '{path}' must have the state of {type(optimizer).__name__}, "
-                f"got {got}."
-            )
-        for name, group in model.named_groups():
-            entry = entries[name]
-            own = None if group.history is None else group.history.constants
-            if own != entry["history"]:  # rows would go on by the saved ones, the rest by others
-                raise ValueError(
-                    f"checkpoint.load: rows of '{name}' catch up by {entry['history']} in "
-                    f"'{path}', which the optimizer must have, got {own}."
-                )
-        state = manifest["optimizer"]["schedule"]
-        if state is not None and not hasattr(optimizer.schedule, "load_state_dict"):
-            raise ValueError(
-                "checkpoint.load: 'optimizer' must have a schedule with a state, as that of "
-                f"'{path}' has {state}, got {optimizer.schedule}."
-            )
-        if state is not None:  # refused or half loaded, it would be a copy
-            copy.deepcopy(optimizer.schedule).load_state_dict(state)
-
-
 def _mlps(model: Module) -> list[tuple[str, FusedMLP]]:
     return [(name, m) for name, m in model.named_modules() if isinstance(m, FusedMLP)]
 
 
 def _dense(model: Module, optimizer: Optimizer | None) -> dict[str, np.ndarray]:
     tensors = {f"parameter/{name}": array for name, array in model.state_dict().items()}
-    tensors |= _states(model, optimizer)
+    tensors |= states(model, optimizer)
     tensors |= {
         f"rates/{name}": group.history.rates
         for name, group in model.named_groups()
@@ -418,22 +354,6 @@ def _dense(model: Module, optimizer: Optimizer | None) -> dict[str, np.ndarray]:
         if name.startswith("parameter/"):
             _check_finite(name, array)
     return tensors
-
-
-def _states(model: Module, optimizer: Optimizer | None) -> dict[str, np.ndarray]:
-    """Return the optimizer's state of dense parameters: name in the file -> view."""
-    if optimizer is None:
-        return {}
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    if strangers := [p.shape for p in optimizer.parameters if id(p) not in names]:
-        raise ValueError(
-            f"checkpoint: the optimizer's parameters must be the model's, got also {strangers}."
-        )
-    return {
-        f"optimizer/{state}/{names[id(parameter)]}": view
-        for state, views in optimizer.state_arrays().items()
-        for parameter, view in zip(optimizer.parameters, views, strict=True)
-    }
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:

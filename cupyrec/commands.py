@@ -52,6 +52,7 @@ from cupyrec.resuming import (
     DATA,
     begin,
     check_ranks,
+    check_start,
     config_of,
     is_finished,
     resume,
@@ -83,7 +84,7 @@ _FLAGS = {
 
 def train(options: argparse.Namespace) -> None:
     """Train a model by the flags of ``cupyrec train``; print the result as a JSON line."""
-    start = time.perf_counter()
+    began = time.perf_counter()
     Communicator.stall_timeout = options.stall_timeout
     _set_device(options)
     if options.trace:
@@ -108,6 +109,9 @@ def train(options: argparse.Namespace) -> None:
         progress = resume(Path(options.resume) / "last", settings, schema, model, optimizer)
         check_ranks(progress, settings, train_data)
         warn_of_other_data(Path(options.resume), train_data)
+    start = find_checkpoint(options.start).resolve() if options.start else None
+    if start is not None:
+        check_start(start, options.out, schema, model, optimizer)
     run = _run_folder(options, settings, schema)  # all is well: now something may be overwritten
     if run is not None and world().rank == 0:
         write_whole(run.path / "config.toml", config.to_toml(settings))
@@ -116,8 +120,8 @@ def train(options: argparse.Namespace) -> None:
         run.forget_after(progress.step)
     else:
         _keep_tables(options, settings, model)
-    if options.start:
-        progress = begin(find_checkpoint(options.start), run, schema, model, optimizer)
+    if start is not None:
+        progress = begin(start, run, model, optimizer)
     if run is None and world().rank == 0:
         logger.warning("without --out neither model nor metrics are kept")
     _log_device(options)
@@ -131,7 +135,7 @@ def train(options: argparse.Namespace) -> None:
     )  # fmt: skip
     if test is not None:
         result |= _of_test(inference.evaluate(model, test, group=fitting["group"]))
-    result["seconds"] = time.perf_counter() - start
+    result["seconds"] = time.perf_counter() - began
     if run is not None:
         run.log(**result)
     _print(result)
@@ -213,7 +217,7 @@ def _print(result: dict[str, Any]) -> None:
 def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Defaults, then the resumed run's, then --config, then --set, then flags."""
     files = [Path(options.resume) / "config.toml"] if options.resume else []
-    begun = [config_of(find_checkpoint(options.start))["settings"]] if options.start else []
+    begun = [_settings_of(find_checkpoint(options.start))] if options.start else []
     files += [options.config] if options.config else []
     flags = [
         {section: {key: getattr(options, flag)}}
@@ -247,6 +251,13 @@ def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         raise UsageError(
             f"train: --amp must be one of {list(_AMPS)}, got '{settings['training']['amp']}'."
         )
+    return settings
+
+
+def _settings_of(path: Path) -> dict[str, dict[str, Any]]:
+    """Another run's settings, but for the place of its tables, which stay its own."""
+    settings = config_of(path)["settings"]
+    settings.get("embedding", {}).pop("path", None)  # from version 0.4 on
     return settings
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import cupyrec
 from cupyrec import checkpoint, optim
+from cupyrec.checkpoint_deltas import links
+from cupyrec.checkpoint_fits import check_fits
 from cupyrec.cli import UsageError
 from cupyrec.data import Schema
 from cupyrec.data.open_dataset import kind_of
@@ -18,7 +20,7 @@ from cupyrec.progress import Progress
 from cupyrec.run_folder import RunFolder
 
 __all__ = [
-    "DATA", "begin", "check_ranks", "config_of", "is_finished", "resume", "sizes",
+    "DATA", "begin", "check_ranks", "check_start", "config_of", "is_finished", "resume", "sizes",
     "warn_of_other_data", "why_not_resumed",
 ]  # fmt: skip
 
@@ -65,16 +67,29 @@ def is_finished(progress: Progress, training: dict[str, Any]) -> bool:
     return stopped or progress.epoch >= training["epochs"]
 
 
-def begin(
+def check_start(
     path: Path,
-    run: RunFolder | None,
+    out: str | None,
     schema: Schema,
     model: cupyrec.nn.Module,
     optimizer: optim.Optimizer,
-) -> Progress:
-    """Load what a checkpoint has learnt: tables, optimizer and schedule go on, by other data."""
+) -> None:
+    """Refuse a checkpoint that `begin` could not load, before --out is overwritten."""
     if config_of(path)["schema"] != schema.to_dict():
         raise UsageError(f"train: --schema must be that of '{path}', got another.")
+    for link in links(path):
+        if out and link.folder.resolve().is_relative_to(Path(out).resolve()):
+            raise UsageError(f"train: --out must be another run's than --from, got '{out}'.")
+    try:
+        check_fits(path, link.manifest, model, optimizer)
+    except ValueError as error:
+        raise UsageError(error) from None
+
+
+def begin(
+    path: Path, run: RunFolder | None, model: cupyrec.nn.Module, optimizer: optim.Optimizer
+) -> Progress:
+    """Load what a checkpoint has learnt: tables, optimizer and schedule go on, by other data."""
     try:
         step = checkpoint.load(path, model, optimizer)["progress"]["step"]
     except (ValueError, TypeError) as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -25,6 +26,8 @@ from cupyrec.optim import Optimizer
 from cupyrec.parallel import Communicator, world
 
 __all__ = ["RunFolder", "json_line"]
+
+logger = logging.getLogger("cupyrec")
 
 _LOCK = ".lock"
 _OURS = ("config.toml", "data.json", "metrics.jsonl", "last", "best", "report.html")
@@ -208,9 +211,7 @@ class RunFolder:
         target = self.path / "checkpoints" / f"step-{progress['step']}"
         while target.exists():  # saved by a run that was killed before it switched the link, say
             target = target.with_name(target.name + "+")
-        base = self.base
-        if not self.deltas or base is None or len(links(base)) > self.deltas:
-            base = None
+        base = self._next_base()
         with self._ranks.busy("saving"):
             checkpoint.save(
                 target, model, optimizer,
@@ -218,6 +219,18 @@ class RunFolder:
             )  # fmt: skip
         self.base = target
         self._on_first("save", lambda: self._switch(target, best))
+
+    def _next_base(self) -> Path | None:
+        """What the next checkpoint is based on, None if it is to hold all."""
+        if not self.deltas or self.base is None:
+            return None
+        told = False
+        if self._ranks.rank == 0:  # others might see sooner or later that it is gone
+            try:
+                told = len(links(self.base)) <= self.deltas
+            except (FileNotFoundError, ValueError) as error:
+                logger.warning("the next checkpoint holds all rows: %s", error)
+        return self.base if self._ranks.all_gather_json("RunFolder: base", told)[0] else None
 
     def _switch(self, target: Path, best: bool) -> None:
         """Let the links point to a checkpoint."""
@@ -228,7 +241,12 @@ class RunFolder:
             temporary.replace(link)
         checkpoint_files.sync(self.path)  # the links, before what they pointed to goes
         kept = {self.last.resolve(), self.best.resolve()}
-        bases = {link.folder.resolve() for path in kept if path.exists() for link in links(path)}
+        try:
+            chains = [links(path) for path in kept if path.exists()]
+        except (FileNotFoundError, ValueError) as error:  # whoever has it may put it back
+            logger.warning("no checkpoint is removed: %s", error)
+            return
+        bases = {link.folder.resolve() for chain in chains for link in chain}
         self._remove_checkpoints(keep=kept | bases)
 
     def _remove_checkpoints(self, keep: Iterable[Path]) -> None:

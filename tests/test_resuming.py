@@ -1,6 +1,7 @@
 """Runs that go on from another's checkpoint, and checkpoints that are based on others."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -114,3 +115,65 @@ def test_what_is_refused(more, text, logs, today, tmp_path, capsys):
     words = ["--train", today, "--from", tmp_path / "first"]
     assert trial.command("train", *words, "--out", tmp_path / "second", *more) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("out", "more", "text"),
+    [
+        ("first", [], "train: --out must be another run's than --from, got"),
+        ("second", ["--optimizer", "sgd"], "must have the state of SGD, got Adagrad"),
+        ("second", ["--model", "fm", "--set", "model.embedding_dim=4"], "config: a key of [model]"),
+    ],
+)
+def test_a_refused_start_overwrites_nothing(out, more, text, logs, today, tmp_path, capsys):
+    for name in ("first", "second"):
+        assert trial.train(logs, tmp_path / name) == 0
+    before = [trial.files(tmp_path / name / "last") for name in ("first", "second")]
+    words = ["--train", today, "--from", tmp_path / "first", "--out", tmp_path / out, "--overwrite"]
+    assert trial.command("train", *words, *more) == 2
+    assert text in capsys.readouterr().err
+    assert [trial.files(tmp_path / name / "last") for name in ("first", "second")] == before
+
+
+def test_a_base_that_goes_meanwhile_is_done_without(logs, today, tmp_path, caplog):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert trial.train(logs, first, *DELTAS) == 0
+    words = ["--train", today, "--valid", logs[3], "--from", first / "last", "--out", second]
+    words += ["--set", "training.deltas=9", "--set", "training.eval_every=2"]
+    with trial.at_step(12, lambda: shutil.rmtree(first)):  # before a save
+        assert trial.command("train", *words) == 0
+    assert [link.manifest["progress"]["step"] for link in links(second / "last")] == [
+        12,
+        14,
+        16,
+        18,
+        20,
+    ]
+    assert "the next checkpoint holds all rows: checkpoint: " in caplog.text
+    assert trial.command("train", "--train", today, "--resume", second) == 0
+
+
+def test_the_place_of_tables_stays_a_runs_own(logs, today, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    own = ["embedding.tier='cached_ssd'", f"embedding.path='{tmp_path / 'tables'}'"]
+    sets = [word for setting in (*own, "embedding.cache_mb=1") for word in ("--set", setting)]
+    assert trial.train(logs, first, *sets) == 0
+    assert trial.command("train", "--train", today, "--from", first, "--out", second) == 0
+    settings = manifest(second)["config"]["settings"]["embedding"]
+    assert (settings["tier"], settings["path"]) == ("cached_ssd", "")
+    assert (second / "tables").is_dir()
+
+
+def test_a_resumed_run_keeps_account_of_ids(logs, tmp_path):
+    rules = ["admit_after=2", "admit_probability=0.7", "expire_after=6", "check_every=4"]
+    sets = [word for rule in rules for word in ("--set", f"embedding.{rule}")]
+    sets += ["--epochs", "2", "--optimizer", "catch_up_adam", "--set", "training.save_every=4"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert trial.train(logs, one, *sets) == 0
+    with pytest.raises(trial.Killed), trial.at_step(11, trial.kill):
+        trial.train(logs, two, *sets)
+    assert trial.command("train", *logs, "--resume", two) == 0
+    assert trial.files(one / "last") == trial.files(two / "last")
+    assert trial.steps(one) == trial.steps(two)
+    names = [group["name"] for group in manifest(one)["groups"] if group["rows"]]
+    assert any(name.endswith(".candidates") for name in names)

@@ -11,7 +11,9 @@ import pytest
 import trial
 from oracle import sentence
 
-from cupyrec import checkpoint, checkpoint_files, optim, training
+from cupyrec import checkpoint, checkpoint_files, nn, optim, training
+from cupyrec.checkpoint_deltas import links
+from cupyrec.embedding import Life
 from cupyrec.models import DLRM
 from cupyrec.run_folder import RunFolder, json_line
 
@@ -81,6 +83,27 @@ def test_links_point_to_the_last_and_the_best(tmp_path):
     assert checkpoint.verify(run.last)["progress"] == {"step": 5}
     shutil.move(tmp_path, tmp_path.with_name("moved"))
     assert checkpoint.verify(tmp_path.with_name("moved") / "last")["progress"] == {"step": 5}
+
+
+def test_while_a_base_is_gone_nothing_is_removed(tmp_path, caplog):
+    layer = nn.MultiTableEmbedding(1, 2, life=Life())
+    optimizer = optim.SGD(layer.parameters(), 0.1)
+    checkpoint.save(tmp_path / "other", layer, optimizer)
+    run = RunFolder(tmp_path / "run")
+    run.deltas, run.base = 5, tmp_path / "other"
+    run.save(layer, optimizer, {"step": 1})
+    run.save(layer, optimizer, {"step": 2}, best=True)
+    (tmp_path / "other").rename(tmp_path / "away")
+    run.save(layer, optimizer, {"step": 3})
+    run.save(layer, optimizer, {"step": 4})
+    assert [link.folder.name for link in links(run.last)] == ["step-3", "step-4"]
+    assert "no checkpoint is removed: checkpoint: " in caplog.text
+    (tmp_path / "away").rename(tmp_path / "other")
+    names = [link.folder.name for link in links(run.best)]
+    assert names == ["other", "step-1", "step-2"]
+    run.save(layer, optimizer, {"step": 5}, best=True)
+    kept = {path.name for path in (run.path / "checkpoints").iterdir()}
+    assert kept == {"step-3", "step-4", "step-5"}
 
 
 def test_config_goes_into_checkpoints(tmp_path):

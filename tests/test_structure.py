@@ -26,9 +26,9 @@ LAYERS = (
     " < bulk huge_pages interruption random kernel ragged scratch cublaslt streams timeline"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_deltas checkpoint_diff checkpoint_export"
-    " checkpoint_files checkpoint_import checkpoint_reshard checkpoint_shards config data"
-    " dense_work from_settings hardware inference interop measure_hardware metrics migrate plan"
-    " progress report run_folder step_work table_sizes tensorboard testing training zipf"
+    " checkpoint_files checkpoint_fits checkpoint_import checkpoint_reshard checkpoint_shards"
+    " config data dense_work from_settings hardware inference interop measure_hardware metrics"
+    " migrate plan progress report run_folder step_work table_sizes tensorboard testing training zipf"
     " < cupyrec < checkpoint_commands cli commands data_commands plan_commands"
     " resuming __main__"
 )
