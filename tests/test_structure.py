@@ -28,7 +28,8 @@ LAYERS = (
     " < checkpoint checkpoint_checks checkpoint_deltas checkpoint_diff checkpoint_export"
     " checkpoint_files checkpoint_fits checkpoint_import checkpoint_reshard checkpoint_shards"
     " config data dense_work from_settings hardware inference interop measure_hardware metrics"
-    " migrate plan progress report run_folder step_work table_sizes tensorboard testing training zipf"
+    " migrate plan progress report run_folder step_work table_sizes tensorboard testing"
+    " training zipf"
     " < cupyrec < checkpoint_commands cli commands data_commands plan_commands"
     " resuming __main__"
 )
