@@ -1,6 +1,7 @@
 """The folder: manifest, lock, files and what memory tells of them."""
 
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -160,3 +161,16 @@ def test_sync_names_the_folder(tmp_path, monkeypatch):
 def test_direct_flags(tmp_path):
     os.close(lock_folder(tmp_path))
     assert row_log_files._direct_flags(tmp_path) in (0, os.O_DIRECT)
+
+
+def test_more_files_may_be_open_than_a_process_begins_with(files):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = len(os.listdir("/proc/self/fd")) + 60
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least, before[1]))
+    try:
+        for _ in range(50):  # each takes two
+            files.create()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        files.close()

@@ -15,6 +15,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -213,6 +214,7 @@ class Files:
         while number in self._files:
             number = (number + 1) % FILES
         file = LogFile(path, number, self.capacity, self.flags)
+        _let_more_be_open(file.reader.descriptor)
         self._number = number
         self._serial = max(self._serial, file.serial)
         self._files[number] = file
@@ -325,6 +327,16 @@ class Files:
                 os.fsync(stream.fileno())
             new.replace(path)
             sync(self.folder)
+
+
+def _let_more_be_open(descriptor: int) -> None:
+    """Let the process open as many files as it may, once the last one tells that it opens many.
+
+    A table has a few hundred, and where nobody has asked for more a process gets 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptor > soft // 2:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def sync(folder: Path) -> None:

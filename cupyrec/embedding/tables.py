@@ -122,7 +122,8 @@ class Tables:
     def save(self) -> None:
         """Make rows of tier `CachedSSD` last: its files hold what they are now after any crash.
 
-        Of several ranks each saves its own.
+        Of several ranks each saves its own, and one width comes after the other: a crash meanwhile
+        leaves some as they are now, others as they were saved before.
 
         Raises
         ------
