@@ -30,8 +30,7 @@ LAYERS = (
     " config data dense_work from_settings hardware inference interop measure_hardware metrics"
     " migrate plan progress report run_folder step_work table_sizes tensorboard testing"
     " training zipf"
-    " < cupyrec < checkpoint_commands cli commands data_commands plan_commands"
-    " resuming __main__"
+    " < cupyrec < checkpoint_commands cli commands data_commands plan_commands resuming __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
 READS_ONLY = {"data": {"activity", "errors", "cpu", "arrays", "ragged", "data"}}
