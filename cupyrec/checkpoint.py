@@ -211,7 +211,8 @@ def _write_part(
         if since is None:
             write(shard.store.export if optimizer else partial(exported, shard), len(shard.store))
         else:
-            rows, deleted = partial(rows_since, shard, since[name]), deleted_rows(shard)
+            rows = partial(rows_since, shard, since[name])
+            deleted = deleted_rows(shard, rank, ranks)
             write(rows, sum(len(some.ids) for some in rows()))
             write(lambda deleted=deleted: [deleted], len(deleted.ids))
     return counts, files

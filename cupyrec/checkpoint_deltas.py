@@ -32,6 +32,7 @@ from cupyrec.embedding.life import looked_up_once
 from cupyrec.nn import Module
 from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.hash_table import HashTable
+from cupyrec.ops.partition import owners
 
 __all__ = [
     "Link", "base_of", "compact", "deleted_entry", "deleted_rows", "links", "named_shards",
@@ -195,8 +196,10 @@ def rows_since(shard: Shard, step: int | None) -> Iterator[Rows]:
             yield chosen(rows, new)
 
 
-def deleted_rows(shard: Shard) -> Rows:
-    """Return the keys that were deleted since the last checkpoint, each once, without vectors.
+def deleted_rows(shard: Shard, rank: int = 0, ranks: int = 1) -> Rows:
+    """Return a rank's keys that were deleted since the last checkpoint, each once, without vectors.
+
+    All ranks may have been told to delete the same.
 
     Examples
     --------
@@ -206,6 +209,8 @@ def deleted_rows(shard: Shard) -> Rows:
     """
     keys = [(np.empty(0, np.uint32), np.empty(0, np.int64)), *shard.deleted]
     tables, ids = (np.concatenate(parts) for parts in zip(*keys, strict=True))
+    own = owners(tables, ids, ranks) == rank
+    tables, ids = tables[own], ids[own]
     order = np.lexsort((ids, tables))
     tables, ids = tables[order], ids[order]
     first = np.ones(len(ids), bool)
