@@ -191,6 +191,26 @@ def test_limits_of_each_table():
     assert sorted(got[1].tolist()) == [1, 4, 5, 7]
 
 
+def test_limits_must_be_one_or_one_a_table():
+    text = (
+        "MultiTableEmbedding: 'life' must have one of max_ids, or one of each of the 3 tables, "
+        "got 1."
+    )
+    with pytest.raises(ValueError, match=sentence(text)):
+        nn.MultiTableEmbedding(3, 4, life=Life(max_ids=[5]))
+
+
+@pytest.mark.ranks
+def test_ranks_share_a_tables_limit():
+    made, _ = table(Life(max_ids=100))
+    made(np.arange(1000)[:, None])
+    made.group.expire()
+    ranks = made.group.exchange.ranks
+    assert len(made.group.store) == -(-100 // ranks.size)
+    rows = ranks.all_gather("rows", np.array([len(made.group.store)])).sum()
+    assert 100 <= rows < 100 + ranks.size
+
+
 def test_account_must_be_kept_from_the_start():
     made, _ = table(None)
     made(np.array([[1]]))

@@ -267,7 +267,7 @@ class Group(LookUps):
             return 0
         if self.candidates is not None:
             self._forget_candidates()
-        keys = gone(self.store, self.life, self.clock)
+        keys = gone(self.store, self.life, self.clock, self.exchange.ranks.size)
         return self.delete(*(arrays.copy_to(self.xp, a) for a in keys))
 
     def set_state(self, state: tuple[StatePart, ...], history: AdamHistory | None = None) -> None:

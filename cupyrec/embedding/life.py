@@ -37,7 +37,8 @@ class Life:
         An id also loses it if it was looked up less often, and not since the last check.
     max_ids : int or sequence of int, optional
         Ids of each table, beyond which those looked up longest ago lose theirs; of equal ones those
-        that were looked up less often, then the smaller.
+        that were looked up less often, then the smaller. Each of several ranks keeps its part of
+        so many, rounded up.
     check_every : int
         Steps from one check of these rules to the next.
 
@@ -89,17 +90,17 @@ class Life:
         """Whether ids lose rows."""
         return bool(self.expire_after or self.expire_below or self.max_ids is not None)
 
-    def limit(self, table: int) -> float:
-        """Return how many ids a table may have.
+    def limit(self, table: int, ranks: int = 1) -> float:
+        """Return how many ids a table may have on each of so many ranks.
 
         Examples
         --------
-        >>> Life(max_ids=[5, 7]).limit(1), Life().limit(1)
-        (7, inf)
+        >>> Life(max_ids=[5, 7]).limit(1), Life(max_ids=7).limit(1, ranks=2), Life().limit(1)
+        (7, 4, inf)
         """
         if self.max_ids is None:
             return np.inf
-        return self.max_ids if np.ndim(self.max_ids) == 0 else self.max_ids[table]
+        return -(-(self.max_ids if np.ndim(self.max_ids) == 0 else self.max_ids[table]) // ranks)
 
 
 def looked_up_once(count: int, step: int) -> np.ndarray:
@@ -116,7 +117,7 @@ def looked_up_once(count: int, step: int) -> np.ndarray:
     return np.tile(np.int32([step, 1]), (count, 1))
 
 
-def gone(store: Store, life: Life, now: int) -> tuple[np.ndarray, np.ndarray]:
+def gone(store: Store, life: Life, now: int, ranks: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Return the tables and ids that lose their rows by the rules of `life`.
 
     It goes through all rows, up to three times, some of them in memory at a time.
@@ -128,6 +129,8 @@ def gone(store: Store, life: Life, now: int) -> tuple[np.ndarray, np.ndarray]:
     life : Life
     now : int
         The step.
+    ranks : int
+        Among how many the tables are divided.
 
     Examples
     --------
@@ -146,7 +149,7 @@ def gone(store: Store, life: Life, now: int) -> tuple[np.ndarray, np.ndarray]:
         found.append((rows.tables[old], rows.ids[old]))
         if life.max_ids is not None:
             _count(left, rows, ~old)
-    if oldest := {t: _oldest(steps, life.limit(t)) for t, steps in left.items()}:
+    if oldest := {t: _oldest(steps, life.limit(t, ranks)) for t, steps in left.items()}:
         found += _beyond(store, life, now, oldest)
     return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
 

@@ -80,6 +80,12 @@ class Tables:
         self.num_tables = errors.positive(_NAME, "num_tables", num_tables)
         self.widths = _widths(self.num_tables, embedding_dim)
         initializers = _initializers(self.num_tables, initializer)
+        limits = None if life is None else life.max_ids
+        if np.ndim(limits) and len(limits) != self.num_tables:
+            raise ValueError(
+                f"{_NAME}: 'life' must have one of max_ids, or one of each of the "
+                f"{self.num_tables} tables, got {len(limits)}."
+            )
         self.groups = {}
         for width in dict.fromkeys(self.widths):
             # Those of other tables may be of other columns, and are never asked for here.
