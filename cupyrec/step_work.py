@@ -269,7 +269,7 @@ def batch_bytes(
         total += 24 * group.keys + 8 * group.layout.width * group.unique
         if group.slots < math.inf:
             total += 3 * (row + 16) * group.missing + beside_cache(
-                int(group.slots), row, group.rows
+                int(group.slots), row, group.rows, device
             )
     return total
 

@@ -105,7 +105,7 @@ def _cache_bytes(slots: int, row: int) -> dict[str, float]:
     return {"cache": -(-slots // chunk) * chunk * row, "cache directory": slots * CACHED}
 
 
-def beside_cache(slots: int, row: int, in_flight: float) -> float:
+def beside_cache(slots: int, row: int, in_flight: float, device: str) -> float:
     """Return bytes of a step's rows that find no slot, in chunks, with their keys: 39 a row.
 
     The rows in flight of a set are as good as drawn, 32 in_flight / slots on average, so by
@@ -119,10 +119,13 @@ def beside_cache(slots: int, row: int, in_flight: float) -> float:
         R.
     in_flight : float
         Different rows of a step.
+    device : str
+        On ``cpu`` chunks are addresses only, until they are written to.
 
     Examples
     --------
-    >>> beside_cache(3200, 64, 100.0), beside_cache(3200, 64, 6000.0) / (4096 * 64) > 1
+    >>> large = beside_cache(3200, 64, 6000.0, "cuda")
+    >>> beside_cache(3200, 64, 100.0, "cuda"), large / (4096 * 64) > 1
     (0.0, True)
     """
     mean = WAYS * in_flight / slots
@@ -131,7 +134,7 @@ def beside_cache(slots: int, row: int, in_flight: float) -> float:
         here += (WAYS - count) * chance
         chance *= mean / (count + 1)
     rows = max(0.0, in_flight - slots / WAYS * (WAYS - here))
-    chunk = _chunk_rows(slots, row)
+    chunk = 1 if device == "cpu" else _chunk_rows(slots, row)
     return math.ceil(round(rows) / chunk) * chunk * row + 39 * rows
 
 

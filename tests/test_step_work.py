@@ -62,7 +62,7 @@ def test_arrays_of_a_batch():
     )  # 400 rows of 1,000 slots: all find one
     assert more(GROUP._replace(slots=math.inf)) == usual
     assert more(GROUP._replace(slots=320.0)) == pytest.approx(
-        usual + 3 * 48 * 100 + beside_cache(320, 32, 400.0)
+        usual + 3 * 48 * 100 + beside_cache(320, 32, 400.0, "cuda")
     )
 
 
