@@ -114,7 +114,8 @@ def links(path: str | os.PathLike) -> list[Link]:
     FileNotFoundError
         One of them is not there.
     ValueError
-        A manifest is damaged, or another checkpoint stands where the base did.
+        A manifest is damaged, another checkpoint stands where the base did, or the chain has no
+        end.
 
     Examples
     --------
@@ -140,6 +141,8 @@ def links(path: str | os.PathLike) -> list[Link]:
         chain.insert(0, Link(folder, manifest))
         if "base" not in manifest:
             return chain
+        if len({link.folder for link in chain}) < len(chain):  # its crc32 was made to fit
+            raise ValueError(f"checkpoint: '{folder}' must not be based on itself.")
         beside = folder.parent.resolve() / folder.name  # links on the way would turn `..` aside
         folder = Path(os.path.normpath(beside / manifest["base"]["name"]))
 

@@ -8,7 +8,7 @@ import pytest
 from oracle import sentence
 
 import cupyrec
-from cupyrec import checkpoint, nn, optim
+from cupyrec import checkpoint, checkpoint_deltas, nn, optim
 from cupyrec.checkpoint_checks import check
 from cupyrec.checkpoint_deltas import compact, links
 from cupyrec.checkpoint_diff import diff
@@ -159,6 +159,17 @@ def test_deltas_move_with_their_base_and_are_refused_without(tmp_path):
     with pytest.raises(ValueError, match="must hold all rows, got what has changed since '../0'"):
         check(tmp_path / "b" / "1")
     assert digests(again) == before
+
+
+@pytest.mark.parametrize("bases", [{"a": "../a"}, {"a": "../b", "b": "../a"}])
+def test_a_chain_without_an_end_is_refused(bases, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_deltas, "manifest_crc32", lambda _: 7)  # as if it were forged
+    for name, base in bases.items():
+        told = {"files": {}, "groups": [], "base": {"name": base, "crc32": 7}}
+        (tmp_path / name).mkdir()
+        write_manifest(tmp_path / name, told)
+    with pytest.raises(ValueError, match=r"a' must not be based on itself\.$"):
+        links(tmp_path / "a")
 
 
 def test_a_base_must_be_what_the_model_was(tmp_path):
