@@ -125,7 +125,7 @@ def train(options: argparse.Namespace) -> None:
     if run is None and world().rank == 0:
         logger.warning("without --out neither model nor metrics are kept")
     _log_device(options)
-    if progress.step and is_finished(progress, settings["training"]):
+    if options.resume and progress.step and is_finished(progress, settings["training"]):
         logger.info(
             "'%s' is finished already, at step %d: nothing to train", run.path, progress.step
         )

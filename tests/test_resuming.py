@@ -153,6 +153,13 @@ def test_a_base_that_goes_meanwhile_is_done_without(logs, today, tmp_path, caplo
     assert trial.command("train", "--train", today, "--resume", second) == 0
 
 
+def test_a_start_without_a_folder_is_never_finished(logs, today, tmp_path, capsys):
+    assert trial.train(logs, tmp_path / "first") == 0
+    words = ["--train", today, "--from", tmp_path / "first", "--set", "training.epochs=0"]
+    assert trial.command("train", *words) == 1
+    assert "cupyrec: fit: 'epochs' must be at least 1, got 0." in capsys.readouterr().err
+
+
 def test_the_place_of_tables_stays_a_runs_own(logs, today, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     own = ["embedding.tier='cached_ssd'", f"embedding.path='{tmp_path / 'tables'}'"]
