@@ -327,6 +327,8 @@ def _keep_tables(
     """Keep a run's tables where [embedding] tells; a checkpoint has them too, so none are there."""
     folder = options.resume or options.out
     tier = tier_of(settings, Path(folder or "", "tables"))
+    if isinstance(tier, CachedSSD) and not (folder or settings["embedding"]["path"]):
+        raise UsageError("train: embedding.path must name a folder without --out, got ''.")
     keep_tables(tier, model)
     rows = sum(len(group.store) for _, group in model.named_groups())
     if rows and not (options.resume or options.overwrite):

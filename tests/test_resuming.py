@@ -160,7 +160,7 @@ def test_a_start_without_a_folder_is_never_finished(logs, today, tmp_path, capsy
     assert "cupyrec: fit: 'epochs' must be at least 1, got 0." in capsys.readouterr().err
 
 
-def test_the_place_of_tables_stays_a_runs_own(logs, today, tmp_path):
+def test_the_place_of_tables_stays_a_runs_own(logs, today, tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
     own = ["embedding.tier='cached_ssd'", f"embedding.path='{tmp_path / 'tables'}'"]
     sets = [word for setting in (*own, "embedding.cache_mb=1") for word in ("--set", setting)]
@@ -169,6 +169,10 @@ def test_the_place_of_tables_stays_a_runs_own(logs, today, tmp_path):
     settings = manifest(second)["config"]["settings"]["embedding"]
     assert (settings["tier"], settings["path"]) == ("cached_ssd", "")
     assert (second / "tables").is_dir()
+    capsys.readouterr()
+    assert trial.command("train", "--train", today, "--from", second) == 2
+    text = "train: embedding.path must name a folder without --out, got ''."
+    assert text in capsys.readouterr().err
 
 
 def test_a_resumed_run_keeps_account_of_ids(logs, tmp_path):
