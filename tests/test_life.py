@@ -235,3 +235,18 @@ def test_account_must_be_kept_from_the_start():
 def test_what_is_refused(options, error, text):
     with pytest.raises(error, match=sentence(text)):
         Life(**options)
+
+
+def test_ages_go_on_where_rows_that_were_saved_are_found_again(tmp_path):
+    tier = CachedSSD(path=tmp_path, cache_rows=1)
+    made, optimizer = table(Life(), tier)
+    for ids in ([1, 2], [2], [3]):
+        step(made, optimizer, ids)
+    made.save()
+    made.close()
+    again, optimizer = table(Life(expire_after=2, check_every=1))
+    again.keep_in(tier)
+    assert (again.group.clock, ids_of(again)) == (3, {1, 2, 3})
+    step(again, optimizer, [3])
+    assert ids_of(again) == {3}
+    again.close()

@@ -9,7 +9,7 @@ import numpy as np
 
 from cupyrec import arrays, bulk
 from cupyrec.embedding.initializers import InitialVectors, Uniform
-from cupyrec.embedding.life import Life, gone
+from cupyrec.embedding.life import LIFE, Life, gone
 from cupyrec.embedding.look_up import LookUp
 from cupyrec.embedding.row_gradients import RowGradients
 from cupyrec.embedding.store import Store
@@ -112,6 +112,9 @@ class Shard:
                     store.import_rows(rows)
             elif not len(store) or (self.store.state and self.store.state != store.state):
                 store.set_state(self.store.state)
+            elif self.life is not None:  # rows that were saved: the clock goes on from theirs
+                last = (rows.states[LIFE.name][:, 0].max() for rows in store.export())
+                self.clock = max(self.clock, int(max(last, default=0)))
         except BaseException:
             store.close()
             raise
