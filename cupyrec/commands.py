@@ -236,6 +236,9 @@ def _settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         models = [change["model"] for change in changes if "model" in change]
         names = [model["name"] for model in models if isinstance(model, dict) and "name" in model]
         name = names[-1] if names else config.DEFAULTS["model"]["name"]
+        if (options.resume or options.start) and name != names[0]:
+            kept = "--resume" if options.resume else "--from"
+            raise UsageError(f"train: --model must be that of {kept}, '{names[0]}', got '{name}'.")
         if name not in MODELS:
             raise UsageError(f"train: --model must be one of {sorted(MODELS)}, got '{name}'.")
         settings = config.override(default_settings(name), changes)

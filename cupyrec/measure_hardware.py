@@ -41,7 +41,7 @@ def measure_hardware(
     Raises
     ------
     OSError
-        There is no such folder, or no room in it.
+        There is no such folder, which is seen before anything is measured, or no room in it.
 
     Notes
     -----
@@ -56,6 +56,11 @@ def measure_hardware(
     >>> measure_hardware(nbytes=1 << 20).host.cores >= 1
     True
     """
+    if folder is not None and not Path(folder).is_dir():
+        found = "a file" if Path(folder).exists() else "nothing"
+        raise NotADirectoryError(
+            f"measure_hardware: '{folder}' must be a folder, found {found} there."
+        )
     host = Host(
         memory=_memory(), memory_bandwidth=_bandwidth(nbytes), random_lines=_lines(nbytes),
         cores=cpu.num_threads(), float32=_flops(min(_BATCH, nbytes >> 12)),

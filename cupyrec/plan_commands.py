@@ -44,7 +44,7 @@ def plan(options: argparse.Namespace) -> None:
         raise UsageError(error) from None
     _tell(told, settings["training"]["batch_size"])
     if told.lacks:
-        raise UsageError(_refusal(told))
+        raise UsageError(_refusal(told, hardware))
     fields = told._asdict() | {"hardware": dataclasses.asdict(hardware), "device": device}
     print(json_line({k: v for k, v in fields.items() if k not in ("lacks", "ways")}), flush=True)
 
@@ -125,16 +125,20 @@ def _tell(told: Plan, batch: int) -> None:
     )  # fmt: skip
 
 
-def _refusal(told: Plan) -> str:
+def _refusal(told: Plan, hardware: Hardware) -> str:
     def sentence(lack: Lack) -> str:
         needs, has = amount(lack.needs), amount(lack.has)
         return f"{_PLACES[lack.place]} must have {needs}, got {has}"
 
-    ways = (
-        f"What would fit: {'; '.join(told.ways)}."
-        if told.ways
-        else "No such change fits: a tier, ranks, fewer bytes."
-    )
+    if told.ways:
+        ways = f"What would fit: {'; '.join(told.ways)}."
+    elif hardware.link:
+        ways = "No other tier, more ranks or rows of fewer bytes would make it fit."
+    else:
+        ways = (
+            "No other tier or rows of fewer bytes would make it fit; "
+            "more ranks are planned only for hardware with [link]."
+        )
     return f"plan: {'; '.join(map(sentence, told.lacks))}. {ways}"
 
 

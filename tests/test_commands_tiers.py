@@ -105,6 +105,16 @@ def test_rows_of_others_are_not_overwritten_unasked(logs, tmp_path, capsys):
     assert trial.train(logs, tmp_path / "run", *tier, "--overwrite") == 0
 
 
+def test_a_file_at_the_place_of_tables_overwrites_nothing(logs, tmp_path, capsys):
+    path, run = tmp_path / "file", tmp_path / "run"
+    path.touch()
+    tier = [*settings("cached_ssd"), "--set", f"embedding.path={path}"]
+    assert trial.train(logs, run, *tier) == 1
+    told = f"cupyrec: CachedSSD: '{path}' must be a folder, got a file.\n"
+    assert capsys.readouterr().err == told
+    assert not run.exists()
+
+
 @pytest.mark.parametrize(
     ("setting", "text"),
     [

@@ -1,5 +1,8 @@
 """Short measurements of the machine the tests run on."""
 
+import pytest
+from oracle import sentence
+
 from cupyrec import cpu
 from cupyrec.hardware import Hardware
 from cupyrec.measure_hardware import measure_hardware
@@ -23,3 +26,12 @@ def test_a_machine_and_its_ssd(tmp_path):
 
 def test_without_a_folder_there_is_no_ssd():
     assert measure_hardware(nbytes=1 << 20).ssd is None
+
+
+def test_a_folder_that_is_none_is_told_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("cupyrec.measure_hardware._bandwidth", None)
+    (tmp_path / "file").touch()
+    for name, found in (("file", "a file"), ("none", "nothing")):
+        text = f"measure_hardware: '{tmp_path / name}' must be a folder, found {found} there."
+        with pytest.raises(NotADirectoryError, match=sentence(text)):
+            measure_hardware(tmp_path / name)

@@ -59,7 +59,11 @@ def test_what_does_not_fit_is_exit_code_2(run):
     assert "embedding.tier=cached_ssd; 48 ranks" in told
     code, _, told = run("--ids", "1e18", "--ranks", "8")
     assert code == 2
-    assert "No such change fits" in told
+    assert "No other tier, more ranks or rows of fewer bytes would make it fit." in told
+    small = HOST.with_name("small_cpu_host.toml")
+    code, _, told = run("--ids", "1e12", hardware=small)
+    assert code == 2
+    assert "fit; more ranks are planned only for hardware with [link]." in told
 
 
 @pytest.mark.parametrize(

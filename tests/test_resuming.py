@@ -105,7 +105,7 @@ def test_a_resumed_run_goes_on_with_its_chain(logs, tmp_path):
     ("more", "text"),
     [
         (["--resume", "."], "train: --from must come without --resume, got both."),
-        (["--model", "fm"], "config: a key of [model] must be known"),
+        (["--model", "fm"], "train: --model must be that of --from, 'dlrm', got 'fm'."),
         (["--optimizer", "sgd"], "must have the state of SGD, got Adagrad"),
         (["--set", "model.bottom=[9]"], "must have"),
     ],
@@ -122,7 +122,7 @@ def test_what_is_refused(more, text, logs, today, tmp_path, capsys):
     [
         ("first", [], "train: --out must be another run's than --from, got"),
         ("second", ["--optimizer", "sgd"], "must have the state of SGD, got Adagrad"),
-        ("second", ["--model", "fm", "--set", "model.embedding_dim=4"], "config: a key of [model]"),
+        ("second", ["--set", "model.name=fm"], "train: --model must be that of --from, 'dlrm'"),
     ],
 )
 def test_a_refused_start_overwrites_nothing(out, more, text, logs, today, tmp_path, capsys):

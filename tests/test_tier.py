@@ -194,6 +194,8 @@ def test_rows_that_were_saved_are_found_again(tmp_path):
          "CachedHost: 'cache_mb' must be a number, got '1'."),
         (lambda: CachedSSD(path="x", cache_rows=1, host_cache_mb=0), ValueError,
          "CachedSSD: 'host_cache_mb' must be above 0, got 0."),
+        (lambda: CachedSSD(path=__file__, cache_rows=1), NotADirectoryError,
+         f"CachedSSD: '{__file__}' must be a folder, got a file."),
         (lambda: Tables(1, 4, seed=1, tier="memory"), TypeError,
          "MultiTableEmbedding: 'tier' must be Memory, CachedHost or CachedSSD, got 'memory'."),
         (lambda: Tables(1, 4, seed=1, dense_updates=True, tier=CachedHost(cache_rows=1)),

@@ -100,6 +100,8 @@ class CachedSSD:
     ------
     ValueError, TypeError
         Not just one size of a cache is given, or it is no positive number.
+    NotADirectoryError
+        A file lies at the path.
 
     Examples
     --------
@@ -120,7 +122,8 @@ class CachedSSD:
     salvage: bool = False
 
     def __post_init__(self) -> None:
-        os.fspath(self.path)
+        if os.path.isfile(os.fspath(self.path)):
+            raise NotADirectoryError(f"CachedSSD: '{self.path}' must be a folder, got a file.")
         _check_size(self, "cache")
         if self.host_cache_rows is not None or self.host_cache_mb is not None:
             _check_size(self, "host_cache")
