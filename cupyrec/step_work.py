@@ -10,7 +10,7 @@ from cupyrec.dense_work import DenseWork
 from cupyrec.embedding.row_layout import RowLayout
 from cupyrec.embedding.tier import CachedSSD, Memory, Tier
 from cupyrec.table_sizes import beside_cache, cache_slots, record_bytes
-from cupyrec.zipf import asked, in_cache
+from cupyrec.zipf import asked, not_in_cache
 
 __all__ = [
     "GroupWork", "Work", "batch_bytes", "exchange_bytes", "group_work", "message_bytes",
@@ -137,12 +137,12 @@ def group_work(
     row, slots = 4 * layout.stride, math.inf
     if not isinstance(tier, Memory):
         slots = cache_slots(row, tier.cache_mb, tier.cache_rows)
-        missing = unique - in_cache(every, slots * ranks)
+        missing = not_in_cache(every, slots * ranks)
     if isinstance(tier, CachedSSD):
         absent = missing
         if tier.host_cache_mb is not None or tier.host_cache_rows is not None:
             more = cache_slots(row + 16, tier.host_cache_mb, tier.host_cache_rows)
-            absent = unique - in_cache(every, (slots + more) * ranks)
+            absent = not_in_cache(every, (slots + more) * ranks)
     moved = sum(ids) if dense_updates else unique
     parts = sum(draws), unique, missing, absent, moved
     keys, unique, missing, absent, moved = (value / ranks for value in parts)

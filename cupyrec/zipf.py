@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Asked", "asked", "in_cache"]
+__all__ = ["Asked", "asked", "not_in_cache"]
 
 _EXACT, _WIDTH = 4096, 1.01
 
@@ -84,10 +84,10 @@ def _integral(x: np.ndarray, s: float) -> np.ndarray:
     return np.log(x) if s == 1 else x ** (1 - s) / (1 - s)
 
 
-def in_cache(tables: Sequence[Asked], rows: float) -> float:
-    """Return how many of the unique ids that are asked for a cache holds that tables share.
+def not_in_cache(tables: Sequence[Asked], rows: float) -> float:
+    """Return how many of the unique ids that are asked for a cache lacks that tables share.
 
-    It holds those that are asked for most, of all tables together.
+    It holds those that are asked for most, of all tables together: where all have room, exactly 0.
 
     Parameters
     ----------
@@ -98,14 +98,14 @@ def in_cache(tables: Sequence[Asked], rows: float) -> float:
     Examples
     --------
     >>> table = asked(1000, 1.0, 100)
-    >>> in_cache([table], 1000) == table.unique
-    True
-    >>> round(in_cache([table, table], 200) / 2 / table.unique, 3)  # 100 of each
-    0.525
+    >>> not_in_cache([table], 1000)
+    0.0
+    >>> round(not_in_cache([table, table], 200) / 2 / table.unique, 3)  # but for 100 of each
+    0.475
     """
     counts = np.concatenate([table.counts for table in tables])
     chance = np.concatenate([table.chance for table in tables])
     order = np.argsort(-chance, kind="stable")
     counts, chance = counts[order], chance[order]
     held = np.clip(rows - (np.cumsum(counts) - counts), 0, counts)
-    return float(held @ chance)
+    return float((counts - held) @ chance)

@@ -77,5 +77,10 @@ def test_ranks_share_rows_and_a_second_cache_saves_reads(tmp_path):
     larger = CachedSSD(path=tmp_path, cache_rows=500, host_cache_rows=2000)
     one, two = (group_work(LAYOUT, tier, ids, draws, 1, 1.0) for tier in (small, larger))
     assert one.missing == one.absent == two.missing > two.absent > 0
+    for n in (1e5, 1e6 / 7, 3e5):  # sums of which were a bit off
+        roomy = group_work(
+            LAYOUT, CachedSSD(path=tmp_path, cache_mb=512), [n] * 7, [1024] * 7, 1, 1.05
+        )
+        assert (roomy.missing, roomy.absent) == (0, 0)
     everything = group_work(LAYOUT, Memory(), ids, draws, 2, 1.0, dense_updates=True)
     assert everything.moved == 10_000

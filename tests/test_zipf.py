@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cupyrec.zipf import asked, in_cache
+from cupyrec.zipf import asked, not_in_cache
 
 
 def chances(ids, exponent, draws):
@@ -37,6 +37,6 @@ def test_a_cache_has_those_that_come_most():
     sizes, draws, rows = (5000, 300), (400, 1000), 700
     every = sorted((c for n, m in zip(sizes, draws, strict=True) for c in chances(n, 1.1, m)))
     tables = [asked(n, 1.1, m) for n, m in zip(sizes, draws, strict=True)]
-    assert in_cache(tables, rows) == pytest.approx(sum(every[-rows:]), rel=1e-3)
-    assert in_cache(tables, 0) == 0
-    assert in_cache(tables, 1e9) == pytest.approx(sum(every), rel=1e-3)
+    assert not_in_cache(tables, rows) == pytest.approx(sum(every[:-rows]), rel=1e-3)
+    assert not_in_cache(tables, 0) == pytest.approx(sum(every), rel=1e-3)
+    assert not_in_cache(tables, 1e9) == 0
