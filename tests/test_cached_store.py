@@ -311,3 +311,22 @@ def test_a_row_of_two_keys_of_equal_hash_is_read_once(tier, monkeypatch, tmp_pat
         unseen = np.zeros((1, WIDTH), np.float32)
         store.read(places, lambda memory, at: gather_rows(memory, at, every, unseen, out))
         np.testing.assert_array_equal(out, numbered(*three))
+
+
+def test_a_deletion_is_whole_though_the_backing_can_not_follow(tmp_path, monkeypatch):
+    store = CachedSSD(path=tmp_path, cache_rows=64).store("t", WIDTH)
+    tables, ids = np.zeros(200, np.uint32), np.arange(200)
+    store.find_or_insert(tables, ids, numbered)
+    store.save()
+
+    def full(count):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._backing, "truncate", full)
+        store.delete(tables[:50], ids[:50])
+    assert len(store) == 150
+    store.find_or_insert(tables[:60], ids[:60] + 1000, numbered)
+    got = np.concatenate([rows.ids for rows in store.export()])
+    assert sorted(got) == [*range(50, 200), *range(1000, 1060)]
+    store.close()

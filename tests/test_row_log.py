@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -321,3 +322,43 @@ def test_new_rows_may_come_in_any_order_but_must_all_be_there_at_a_commit(tmp_pa
         log.commit({})
     with RowLog(tmp_path, 8) as log:
         np.testing.assert_array_equal(read(log, range(3)), payloads(range(3)))
+
+
+@pytest.mark.parametrize("name", ["write", "truncate", "commit"])
+def test_ctrl_c_waits_for_the_end_of_a_call(name, tmp_path, monkeypatch):
+    """One that comes as a lock is taken would leave it taken."""
+    with RowLog(tmp_path, 8) as log:
+        write(log, range(3))
+        calls = {
+            "write": lambda: write(log, range(4)),
+            "truncate": lambda: log.truncate(2),
+            "commit": lambda: log.commit({"step": 1}),
+        }
+        go_on = log._compaction.go_on
+
+        def interrupted():
+            signal.raise_signal(signal.SIGINT)
+            go_on()
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(log._compaction, "go_on", interrupted)
+            calls[name]()
+        assert len(log) == {"write": 4, "truncate": 2, "commit": 3}[name]
+        assert log.meta == ({"step": 1} if name == "commit" else {})
+
+
+def test_ctrl_c_as_records_begin_lets_compaction_go_on(tmp_path, monkeypatch):
+    with RowLog(tmp_path, 8) as log:
+        write(log, range(3))
+        pause = log._compaction.pause
+
+        def interrupted(by=1):
+            pause(by)
+            if by == 1:
+                signal.raise_signal(signal.SIGINT)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(log._compaction, "pause", interrupted)
+            list(log.records())
+        assert log._compaction._paused == 0
+        assert len(list(log.records())) == 1

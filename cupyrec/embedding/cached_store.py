@@ -11,6 +11,7 @@ is in the cache, and who misses it there asks for another key of equal hash.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Protocol
@@ -313,7 +314,8 @@ class CachedStore(Store):
         self._index.replace(*moved, holes)
         self._len, self._new = stop, np.empty(0, np.uint32)
         self._count(tables, -1)
-        self._truncate(stop)
+        with contextlib.suppress(OSError):  # done: `_flush` lets the backing follow
+            self._truncate(stop)
 
     def _flush(self) -> None:
         """Let the backing have what this store has."""
@@ -323,8 +325,8 @@ class CachedStore(Store):
 
     def _truncate(self, count: int) -> None:
         self._ahead.forget()  # which may be reading what goes
-        self._backing.truncate(count)
         self._backed.truncate(count)
+        self._backing.truncate(count)
 
     # All rows
 
@@ -405,6 +407,7 @@ class CachedStore(Store):
 
     # What lasts
 
+    @interruption.held()
     def save(self) -> None:
         self._flush()
         self._backing.commit(self._meta(self.state))

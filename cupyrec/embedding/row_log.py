@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyrec import errors
+from cupyrec import errors, interruption
 from cupyrec.embedding.row_log_compaction import Compaction
 from cupyrec.embedding.row_log_files import lock_folder
 from cupyrec.embedding.row_log_recovery import recover
@@ -47,7 +47,8 @@ class RowLog:
 
     Every record has a checksum, which is compared whenever it is read.
 
-    One thread may write while others read.
+    One thread may write while others read. Ctrl-C waits for the end of a call: one that comes as a
+    lock is taken would leave it taken.
 
     Parameters
     ----------
@@ -141,6 +142,7 @@ class RowLog:
         """Bytes written to files since opening, compaction included."""
         return self._state.files.written_bytes
 
+    @interruption.held()
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Read payloads.
 
@@ -160,6 +162,7 @@ class RowLog:
         self._check("read", rows, "out", out)
         self._state.read(self._pool, rows, out.view(np.uint64))
 
+    @interruption.held()
     def write(self, rows: np.ndarray, payloads: np.ndarray) -> None:
         """Write new versions of rows, or new rows.
 
@@ -195,6 +198,7 @@ class RowLog:
                 state.truncate(before)
                 raise
 
+    @interruption.held()
     def truncate(self, count: int) -> None:
         """Forget rows from number `count` on; ValueError if there are fewer."""
         self._check_open("truncate")
@@ -208,6 +212,7 @@ class RowLog:
             self._state.truncate(count)
             self._compaction.keep_up()
 
+    @interruption.held()
     def commit(self, meta: dict[str, Any]) -> None:
         """Make all rows durable, and `meta` with them: JSON values.
 
@@ -257,8 +262,10 @@ class RowLog:
         """
         self._check_open("records")
         state, files = self._state, self._state.files
-        self._compaction.pause()
-        try:
+        with contextlib.ExitStack() as undo:
+            with interruption.held():
+                self._compaction.pause()
+                undo.callback(self._compaction.pause, -1)
             with state.lock:
                 state.fresh.flush()
                 state.moved.flush()
@@ -283,9 +290,8 @@ class RowLog:
                         raise files.damage(reader.path, (first - n - 1) * files.record_bytes)
                     if n:
                         yield rows[:n], payloads[:n].view(np.uint32)
-        finally:
-            self._compaction.pause(-1)
 
+    @interruption.held()
     def close(self) -> None:
         """Let the folder go; what was written since the last commit is forgotten."""
         self._close()
