@@ -307,7 +307,7 @@ def compact(
     ------
     ValueError, FileNotFoundError, FileExistsError, OSError
         A checkpoint of the chain is damaged, is not there, or is another; there is something at
-        `out`; or the disk is full.
+        `out`, or one that `path` is based on; or the disk is full.
 
     Examples
     --------
@@ -319,9 +319,11 @@ def compact(
     0
     """
     chain = links(path)
+    last = chain[-1]
+    if Path(out).resolve() in [link.folder.resolve() for link in chain[:-1]]:
+        raise ValueError(f"compact: 'out' must not be what '{path}' is based on, got '{out}'.")
     for link in chain:
         check(link.folder, delta=True)
-    last = chain[-1]
     names = [e["name"] for e in last.manifest["groups"] if not e["name"].endswith(DELETED)]
     entries = [last.entry(name) for name in names]
 

@@ -92,6 +92,21 @@ def test_a_chain_of_ten_equals_the_full_save(tier, make, tmp_path):
     model.wide.close()
 
 
+def test_what_a_delta_is_based_on_is_not_overwritten(tmp_path):
+    model, optimizer = built()
+    for day in range(3):
+        train(model, optimizer, day, steps=2)
+        base = tmp_path / str(day - 1) if day else None
+        checkpoint.save(tmp_path / str(day), model, optimizer, base=base)
+    for out in (tmp_path / "0", tmp_path / "2" / ".." / "1"):
+        text = f"compact: 'out' must not be what '{tmp_path / '2'}' is based on, got '{out}'."
+        with pytest.raises(ValueError, match=sentence(text)):
+            compact(tmp_path / "2", out, overwrite=True)
+    assert len(links(tmp_path / "2")) == 3
+    compact(tmp_path / "2", tmp_path / "2", overwrite=True)
+    assert len(links(tmp_path / "2")) == 1
+
+
 def test_the_size_follows_the_rows_touched(tmp_path):
     model, optimizer = built(life=Life())
     ids = np.arange(IDS)[:, None] + [0, 0]
