@@ -9,6 +9,7 @@ import math
 
 from cupyrec.embedding.row_layout import RowLayout
 from cupyrec.embedding.tier import CachedHost, CachedSSD, Memory, Tier
+from cupyrec.ops.cache_sets import WAYS
 
 __all__ = [
     "TableBytes",
@@ -29,7 +30,6 @@ RECORD = 16  # checksum, number and sequence before it
 ADDRESS = 5  # where a row's record lies
 _ADDRESS_CHUNK = ADDRESS << 20
 CACHED = 34  # a cached row's record of 32 bytes and its tag of 2
-WAYS = 32  # slots of a cache's set
 _FILES = 1 << 14  # files that a log may have; 36 bytes of each are in memory
 _BUFFERS = 8 << 20  # of a log's two streams
 _READERS = 16 * 260 * 1024 + (4 << 20)  # of its threads that read, and of compaction

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 import cupyrec
-from cupyrec import arrays
+from cupyrec import arrays, cpu
 from cupyrec.parallel import world
 
 settings.register_profile("cupyrec", deadline=None, derandomize=True)
@@ -31,6 +31,14 @@ def seeded():
 def small_blocks(monkeypatch):
     """Loops over rows of embeddings cut even the few rows of a test into several blocks."""
     monkeypatch.setattr("cupyrec.ops.embedding_rows._ROWS", 7)
+
+
+@pytest.fixture
+def same_threads():
+    """What a script sets the number of threads to is its own affair."""
+    before = cpu.num_threads()
+    yield
+    cpu.set_num_threads(before)
 
 
 @pytest.fixture(params=["sim"])

@@ -9,16 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupyrec import cpu
-
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    before = cpu.num_threads()
-    yield
-    cpu.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("same_threads")
 
 
 @pytest.fixture
