@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 
 from cupyrec.embedding.row_layout import RowLayout
+from cupyrec.embedding.row_log_compaction import BEGIN, BOUND
+from cupyrec.embedding.row_log_files import PARTS
 from cupyrec.embedding.tier import CachedHost, CachedSSD, Memory, Tier
 from cupyrec.ops.cache_sets import WAYS
 
@@ -33,7 +35,7 @@ CACHED = 34  # a cached row's record of 32 bytes and its tag of 2
 _FILES = 1 << 14  # files that a log may have; 36 bytes of each are in memory
 _BUFFERS = 8 << 20  # of a log's two streams
 _READERS = 16 * 260 * 1024 + (4 << 20)  # of its threads that read, and of compaction
-_FILE_LEAST, _FILE_MOST, _FILE_PART = 1 << 20, 1 << 30, 128
+_FILE_LEAST, _FILE_MOST = 1 << 20, 1 << 30
 _CHUNK = 16 << 20  # of rows on a device, and of a cache
 
 
@@ -197,8 +199,8 @@ def _ssd_bytes(
     layout: RowLayout, tier: CachedSSD, rows: float, host: dict[str, float]
 ) -> TableBytes:
     needed = record_bytes(layout) * rows
-    file = min(max(needed / _FILE_PART, _FILE_LEAST), _FILE_MOST)
-    usual, most = 1.35 * needed + 3 * file, 1.46 * needed + 4 * file
+    file = min(max(needed / PARTS, _FILE_LEAST), _FILE_MOST)
+    usual, most = (share * needed + files * file for share, files in (BEGIN, BOUND))
     host["addresses"] = math.ceil(ADDRESS * rows / _ADDRESS_CHUNK) * _ADDRESS_CHUNK
     host["buffers"] = _BUFFERS + 36 * _FILES
     host["readers"] = _READERS

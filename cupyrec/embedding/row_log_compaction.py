@@ -20,10 +20,10 @@ from cupyrec.embedding.row_log_state import LogState
 from cupyrec.embedding.row_log_streams import Stream
 from cupyrec.ops.log_records import SLOT_BITS, move
 
-__all__ = ["Compaction"]
+__all__ = ["BEGIN", "BOUND", "Compaction"]
 
 # Bytes of files to needed ones, and more files.
-_BEGIN, _BOUND = (1.35, 3), (1.46, 4)
+BEGIN, BOUND = (1.35, 3), (1.46, 4)
 _FULL = 0.95  # of a file: there is nothing to gain
 _DROPPED, _DROPPED_BYTES = 8, 64 << 20  # removed at a time: it takes several waits for the disk
 _PATIENCE = 5.0  # seconds that a commit waits
@@ -103,10 +103,10 @@ class Compaction:
 
     def _wait(self, end: float) -> None:
         state = self._state
-        if not state.exceeds(*_BEGIN):
+        if not state.exceeds(*BEGIN):
             return
         state.changed.notify_all()
-        while state.exceeds(*_BOUND) and state.files.disk_bytes > self._ceiling:
+        while state.exceeds(*BOUND) and state.files.disk_bytes > self._ceiling:
             left = end - time.monotonic()
             if left <= 0 or self._error is not None or self._next() is None:
                 return
@@ -115,7 +115,7 @@ class Compaction:
     def _next(self) -> Callable[[], None] | None:
         """What there is to do."""
         state, files = self._state, self._state.files
-        if self._paused or self._stopped or not state.exceeds(*_BEGIN):
+        if self._paused or self._stopped or not state.exceeds(*BEGIN):
             return None
         empty = state.unneeded(held=True)
         freed = sum(file.length for file in empty) * files.record_bytes
@@ -128,7 +128,7 @@ class Compaction:
                 needed = int(files.live[file.number] + files.held[file.number])
                 if needed / file.length < least:
                     best, least = file, needed / file.length
-        if best is not None and state.exceeds(*_BEGIN, freed):
+        if best is not None and state.exceeds(*BEGIN, freed):
             return functools.partial(self._empty, best)
         return self._drop if empty else None
 

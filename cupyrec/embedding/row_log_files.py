@@ -43,7 +43,7 @@ logger = logging.getLogger("cupyrec")
 MANIFEST, FORMAT = "manifest.json", 1
 _LEAST, _MOST = 1 << 20, 1 << 30  # bytes of a file
 _PIECE = 4 << 20  # bytes
-_PARTS = 128  # files of a large table, about
+PARTS = 128  # files of a large table, about
 
 
 class Commit(NamedTuple):
@@ -187,7 +187,7 @@ class Files:
     @property
     def file_bytes(self) -> int:
         """Bytes of a file that is begun now: small tables have small ones."""
-        return min(max(self.needed_bytes // _PARTS, _LEAST), _MOST)
+        return min(max(self.needed_bytes // PARTS, _LEAST), _MOST)
 
     @property
     def capacity(self) -> int:
