@@ -99,7 +99,7 @@ def test_requirements(facts: Message) -> None:
         "tqdm",
     }
     assert requirements(facts) == base
-    extras = {"cuda12", "cuda13", "sim", "mpi", "plot", "tensorboard", "torch", "test", "bench"}
+    extras = set("bench cuda12 cuda13 docs mpi plot sim tensorboard test torch".split())
     assert set(facts.get_all("Provides-Extra")) == extras
     pathfinder = "cuda-pathfinder"
     libraries = {"nvidia-cublas", "nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime"}
