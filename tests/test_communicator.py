@@ -3,6 +3,7 @@
 import copy
 import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -50,6 +51,17 @@ def test_work_of_a_stream_is_done_before_it_travels() -> None:
 def test_a_work_done_together_counts_as_alive() -> None:
     assert RANKS.together("a test", lambda: list(RANKS.doing)) == ["a test"]
     assert RANKS.doing == []
+
+
+def test_ranks_hear_what_rank_0_says_and_sleep_until_then() -> None:
+    said = {"do": "answer", "rows": 3, "of": "ä" * 1000}
+    assert RANKS.broadcast_json("command", said if R == 0 else None) == said
+    RANKS.barrier("start")
+    if R == 0:
+        time.sleep(1.0)
+    before = time.process_time()
+    assert RANKS.broadcast_json("command", [] if R == 0 else None) == []
+    assert R == 0 or time.process_time() - before < 0.2  # of one second
 
 
 def test_several_arrays_travel_together() -> None:

@@ -33,6 +33,7 @@ _TAGS = 32768  # that any MPI has
 _MOST = 1 << 30  # bytes of a message
 _LOOKS = 64  # that yield the core, before the thread sleeps between looks
 _SLEEP, _LONGEST = 2e-5, 5e-4  # seconds between looks
+_IDLEST = 1e-2  # the same of a rank that may wait long
 _IDLE = 0.5  # seconds after which a thread with nothing to do looks around
 
 
@@ -318,6 +319,29 @@ class Communicator:
 
         return self.submit(what, job).result()
 
+    def broadcast_json(self, what: str, value: Any = None) -> Any:
+        """Return rank 0's value, which JSON can write, on all ranks, however late it may come.
+
+        Others sleep until then, in turns that get longer: a rank that has waited for a second
+        costs nothing to speak of, and hears at most a tenth later than it could.
+
+        Examples
+        --------
+        >>> Communicator().broadcast_json("command", {"do": "rest"})
+        {'do': 'rest'}
+        """
+
+        def job() -> Any:
+            text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+            if self.size > 1:
+                length = np.array([text.size])
+                self._wait([self._ranks.Ibcast(_buffer(length), 0)], _IDLEST)
+                text = text.copy() if self.rank == 0 else np.empty(int(length[0]), np.uint8)
+                self._wait([self._ranks.Ibcast(text, 0)])
+            return json.loads(text.tobytes())
+
+        return self.submit(what, job).result()
+
     def together(self, what: str, work: Callable[[], _T]) -> _T:
         """Do this rank's part of a work; raise on all ranks if it fails on one.
 
@@ -364,7 +388,7 @@ class Communicator:
         """
         self.all_gather(what, np.zeros(1, np.uint8))
 
-    def _wait(self, requests: list[Any]) -> None:
+    def _wait(self, requests: list[Any], longest: float = _LONGEST) -> None:
         looks, pause = 0, _SLEEP
         while requests and not self._all_done(requests):
             looks += 1
@@ -372,7 +396,7 @@ class Communicator:
                 os.sched_yield()
             else:
                 time.sleep(pause)
-                pause = min(1.1 * pause, _LONGEST)
+                pause = min(1.1 * pause, longest)
                 self.look_around()
 
     def _all_done(self, requests: list[Any]) -> bool:
