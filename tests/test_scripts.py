@@ -69,7 +69,7 @@ def test_every_script_is_tried_here():
 
 
 @pytest.mark.parametrize(
-    "name", "name", ["api_reference.sh", "gpu_check.sh", "quickstart.sh", "test.sh", "venv.sh"]
+    "name", ["api_reference.sh", "gpu_check.sh", "quickstart.sh", "test.sh", "venv.sh"]
 )
 def test_bash_reads_it(name):
     result = subprocess.run(["bash", "-n", SCRIPTS / name], capture_output=True, text=True)
