@@ -3,8 +3,9 @@
 The work of subcommands stands in `commands`, `checkpoint_commands`, `data_commands` and
 `plan_commands`.
 
-Exit codes: 0 done, 1 failed or stalled, 2 wrong usage, 130 interrupted. Of several ranks the first
-to fail ends all, and mpirun returns its code; of one that was killed, 128 and the signal's number.
+Results go to stdout, all else to stderr: with --quiet nothing but warnings and errors. Of several
+ranks the first to fail ends all, and mpirun returns its exit code; of one that was killed, 128 and
+the signal's number.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ import math
 import os
 import sys
 import time
+from typing import Any
 
 import cupyrec
 from cupyrec import config
+from cupyrec.interruption import ending
 
 __all__ = ["main"]
 
 
+_CODES = (
+    "Exit codes: 0 done, 1 failed or stalled, 2 wrong usage, 130 interrupted by Ctrl-C, 143 ended "
+    "by SIGTERM. 'checkpoint diff' returns 1 if there is a difference. A training that a signal "
+    "ends saves a checkpoint first."
+)
 _MOMENT = 2.0  # seconds in which rank 0 says what is wrong
 
 
@@ -43,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     options = _parsed(arguments)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    logging.getLogger("cupyrec").setLevel(logging.INFO)
+    logging.getLogger("cupyrec").setLevel(logging.WARNING if options.quiet else logging.INFO)
     try:
         if options.command == "checkpoint":
             from cupyrec import checkpoint_commands as commands
@@ -54,21 +62,24 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             from cupyrec import commands
 
+        work = getattr(commands, options.run)
         if options.command in ("checkpoint", "data", "plan", "report"):
             _refuse_ranks(options.command)
-        return getattr(commands, options.run)(options) or 0
+            with ending():  # others of several ranks end by a signal in their own way
+                return work(options) or 0
+        return work(options) or 0
     except UsageError as error:
         return _fail(error, 2)
-    except KeyboardInterrupt as error:
-        if error.args:  # by `fit`, in the same step on every rank
+    except (KeyboardInterrupt, SystemError) as error:
+        interrupt = _interrupt(error)
+        if interrupt is None:
+            raise
+        code = getattr(interrupt, "code", 130)
+        if interrupt.args:  # by `fit`, in the same step on every rank
             from cupyrec.parallel import world
 
-            return 130 if world().rank else _say(error, 130)
-        return _fail("interrupted", 130)
-    except SystemError as error:  # how Ctrl-C leaves a compiled loop
-        if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-            raise
-        return _fail("interrupted", 130)
+            return code if world().rank else _say(interrupt, code)
+        return _fail("interrupted", code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -100,6 +111,13 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
             if exit.code:
                 time.sleep(_MOMENT)  # the first to end ends the others
             raise
+
+
+def _interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
+    """What an error goes back to: in a compiled loop, calls from C to Python wrap it one by one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _refuse_ranks(command: str) -> None:
@@ -140,10 +158,19 @@ def _number(text: str) -> float:
     return value
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of the command or of a subcommand, with what all of them take."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        about = "no progress, only results, warnings and errors"
+        self.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help=about)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cupyrec", description="Train and serve recommender models with raw 64-bit ids."
-    )
+    about = "Train and serve recommender models with raw 64-bit ids."
+    parser = _Parser(prog="cupyrec", description=about, epilog=_CODES)
+    parser.set_defaults(quiet=False)
     parser.add_argument("--version", action="version", version=cupyrec.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands.add_parser("train", help="train a model on click logs"))

@@ -9,10 +9,38 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["ending", "held", "interruption"]
+__all__ = ["Interrupted", "ending", "held", "interruption"]
 
 #: mpirun passes the last one on; at the others it kills its ranks within a second. Slurm sends any.
 _WISHES = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+_CODES = {"SIGHUP": 128 + signal.SIGHUP, "SIGTERM": 128 + signal.SIGTERM}
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has ended what is left in order.
+
+    Parameters
+    ----------
+    by : str
+        The signal's name, or what it was else.
+    *message : str
+        What there is to be told about it.
+
+    Attributes
+    ----------
+    code : int
+        For the process to end with: 128 and the signal's number, as shells have it; of Ctrl-C, and
+        of what stands for it where that can't be sent, 130.
+
+    Examples
+    --------
+    >>> Interrupted("SIGTERM").code, Interrupted("SIGUSR1", "stopped after step 3").code
+    (143, 130)
+    """
+
+    def __init__(self, by: str, *message: str) -> None:
+        super().__init__(*message)
+        self.code = _CODES.get(by, 128 + signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -99,8 +127,8 @@ def ending() -> Iterator[None]:
     cleaning up
     """
 
-    def handle(_number: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
+    def handle(number: int, _frame: Any) -> None:
+        raise Interrupted(signal.Signals(number).name)
 
     ends = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) == signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():

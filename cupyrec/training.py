@@ -19,7 +19,7 @@ from cupyrec.autograd import Tensor
 from cupyrec.data import Batch, prefetch
 from cupyrec.embedding import CacheUse, Tables
 from cupyrec.inference import dataset_of, evaluate, logits_of
-from cupyrec.interruption import interruption
+from cupyrec.interruption import Interrupted, interruption
 from cupyrec.nn import Module
 from cupyrec.ops.bce_with_logits import bce_with_logits
 from cupyrec.optim import Adagrad, Optimizer
@@ -155,9 +155,9 @@ def fit(
         The loss, a gradient, a logit of `valid` or a value to be saved is not finite; with a
         scaler a gradient may, until its scale is 1. No checkpoint is written. Losses of a GPU are
         read every 20 steps.
-    KeyboardInterrupt
-        After SIGINT, SIGTERM or SIGUSR1: the step in progress, with its evaluation if it has one,
-        was finished and a checkpoint saved.
+    Interrupted
+        A KeyboardInterrupt, after SIGINT, SIGTERM or SIGUSR1: the step in progress, with its
+        evaluation if it has one, was finished and a checkpoint saved.
 
     Examples
     --------
@@ -198,8 +198,9 @@ def fit(
     if not model.training:
         model.train()
 
+    quiet = ranks.rank or logger.level > logging.INFO  # whose lines the bar stands below
     with interruption() as interrupted, logging_redirect_tqdm(), tqdm(
-        initial=progress.step, unit="step", disable=True if ranks.rank else None, desc="train"
+        initial=progress.step, unit="step", disable=True if quiet else None, desc="train"
     ) as bar:  # fmt: skip
         while progress.epoch < epochs and not job.stopped(patience):
             epoch, trained = progress.epoch, False
@@ -235,7 +236,8 @@ def fit(
                     if stopping:
                         saved = f", saved in {run.path}" if run is not None else ""
                         by = interrupted[0] if interrupted else "a signal to another rank"
-                        raise KeyboardInterrupt(f"{by}: stopped after step {progress.step}{saved}")
+                        told = f"{by}: stopped after step {progress.step}{saved}"
+                        raise Interrupted(by, told)
                     if job.stopped(patience):
                         break
                     clock.start()

@@ -1,7 +1,10 @@
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from job import launch
 
 import cupyrec
 from cupyrec import checkpoint, cli, data_commands
+from cupyrec.interruption import Interrupted
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,6 +113,82 @@ def test_main_is_the_command():
     assert err == "cupyrec: no.tsv: must be a file, found nothing there.\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("data inspect {}", 0), ("data inspect {}.none", 1), ("data inspect", 2), ("", 2)],
+)
+def test_processes_end_with_their_code(words, code, logs):
+    process = python("-m", "cupyrec", *words.format(logs[1]).split())
+    out, err = process.communicate()
+    assert process.returncode == code
+    assert bool(out) == (code == 0)
+    assert code == 0 or "cupyrec" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_whatever_is_done(number, tmp_path):
+    arguments = "data", "synthetic", "--rows", 10**9, "--out", tmp_path / "log.tsv"
+    process = python(
+        "-m", "cupyrec", *arguments,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    while not list(tmp_path.iterdir()):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (128 + number, "", "cupyrec: interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_tells_all_exit_codes(capsys):
+    assert trial.command("--help") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for text in ("0 done", "1 failed", "2 wrong usage", "130 interrupted", "143 ended by SIGTERM"):
+        assert text in told
+
+
+@pytest.mark.parametrize("words", [["--quiet"], []])
+def test_quiet_leaves_the_result_alone(words, logs, tmp_path):
+    """On a terminal too, where there is a progress bar else."""
+    terminal, end = os.openpty()
+    termios.tcsetwinsize(end, (24, 100))
+    arguments = "train", *logs, *trial.SMALL, "--out", tmp_path / "run", *words
+    program = [sys.executable, "-m", "cupyrec", *map(str, arguments)]
+    done = subprocess.run(program, stdout=subprocess.PIPE, stderr=end, cwd=ROOT, text=True)
+    os.close(end)
+    told = b""
+    with contextlib.suppress(OSError):  # how a terminal that nobody writes to any more ends
+        while part := os.read(terminal, 1 << 16):
+            told += part
+    os.close(terminal)
+    assert (done.returncode, json.loads(done.stdout)["steps"]) == (0, 94)
+    if words:
+        assert told == b""
+    else:
+        assert b"device cpu" in told
+        assert b"step/s" in told
+
+
+def test_quiet_keeps_warnings_and_errors(logs, capsys, caplog):
+    assert trial.command("train", *logs, *trial.SMALL, "--quiet") == 0
+    told = [record.message for record in caplog.records]
+    assert told == ["without --out neither model nor metrics are kept"]
+    assert trial.command("checkpoint", "inspect", "nowhere", "--quiet") == 1
+    assert capsys.readouterr().err.startswith("cupyrec: ")
+
+
+@pytest.mark.parametrize("words", ["--quiet checkpoint inspect x", "checkpoint inspect x --quiet"])
+def test_quiet_stands_anywhere(words, logs, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert trial.train(logs, run) == 0
+    capsys.readouterr()
+    assert trial.command(*words.replace("x", str(run)).split()) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert json.loads(told.out)["model"] == "DLRM"
+
+
 def wait_for(path, process):
     deadline = time.monotonic() + 60
     while not path.exists():
@@ -117,7 +197,7 @@ def wait_for(path, process):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_ended_by_a_signal_goes_on_to_the_same_bits(number, logs, tmp_path):
     more = "--set", "training.save_every=50", "--set", "model.dropout=0.1"
     arguments = "train", *logs, *trial.SMALL, *more
@@ -134,8 +214,8 @@ def test_a_run_ended_by_a_signal_goes_on_to_the_same_bits(number, logs, tmp_path
     if number == signal.SIGKILL:
         assert process.returncode == -signal.SIGKILL
     else:
-        assert process.returncode == 130
-        assert "cupyrec: SIGINT: stopped after step " in err
+        assert process.returncode == 128 + number
+        assert f"cupyrec: {number.name}: stopped after step " in err
         assert "Traceback" not in err
     epochs = checkpoint.verify(run / "last")["progress"]["epoch"] + 1
     assert epochs < 400
@@ -165,14 +245,15 @@ def test_a_reader_that_goes_away_is_no_traceback(logs, tmp_path):
         (FloatingPointError("nan"), 1, "cupyrec: nan\n"),
         (cli.UsageError("no"), 2, "cupyrec: no\n"),
         (KeyboardInterrupt(), 130, "cupyrec: interrupted\n"),
-        (KeyboardInterrupt("stopped after step 3"), 130, "cupyrec: stopped after step 3\n"),
+        (Interrupted("SIGTERM"), 143, "cupyrec: interrupted\n"),
+        (Interrupted("SIGUSR1", "stopped after step 3"), 130, "cupyrec: stopped after step 3\n"),
     ],
 )
 def test_exit_codes(error, code, message, capsys, monkeypatch):
     def fail(options):
         raise error
 
-    monkeypatch.setattr(cupyrec.commands, "train", fail)
+    monkeypatch.setattr("cupyrec.commands.train", fail)
     assert trial.command("train", "--train", "x") == code
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -180,17 +261,19 @@ def test_exit_codes(error, code, message, capsys, monkeypatch):
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr(cupyrec.commands, "train", lambda options: {}["no such key"])
+    monkeypatch.setattr("cupyrec.commands.train", lambda options: {}["no such key"])
     with pytest.raises(KeyError, match="no such key"):
         trial.command("train", "--train", "x")
 
 
-def test_ctrl_c_in_a_compiled_loop(monkeypatch, capsys):
+@pytest.mark.parametrize("depth", [1, 3])
+def test_ctrl_c_in_a_compiled_loop(depth, monkeypatch, capsys):
     def loop(options):
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt as error:
-            raise SystemError("returned a result with an exception set") from error
+        error = KeyboardInterrupt()
+        for _ in range(depth):
+            error, cause = SystemError("returned a result with an exception set"), error
+            error.__cause__ = cause
+        raise error
 
     monkeypatch.setattr(data_commands, "data_synthetic", loop)
     assert trial.command("data", "synthetic", "--rows", 1, "--out", "none") == 130
