@@ -1,4 +1,8 @@
-"""What a trained model says: evaluation and prediction, without a change to any table."""
+"""What a trained model says: evaluation and prediction, without a change to any table.
+
+A matmul may add up in another order where it has other sizes. So predictions are made of blocks of
+rows that are all of one size, the last one filled up: then a row's bits depend on the row alone.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,9 @@ from cupyrec.ops.elementwise import sigmoid
 from cupyrec.parallel import Communicator, Transfer
 from cupyrec.ragged import Bags
 
-__all__ = ["dataset_of", "evaluate", "logits_of", "predict"]
+__all__ = ["BLOCK", "dataset_of", "evaluate", "logits_of", "predict", "probabilities"]
+
+BLOCK = 64  # rows of a forward pass of `probabilities`
 
 _MISSING = np.iinfo(np.int64).min  # what readers make of an empty field
 _MEASURES = "auc", "logloss", "normalized_entropy", "calibration"
@@ -102,11 +108,14 @@ def evaluate(
 def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
     """Return the probability of each sample, of each task; no table changes.
 
+    It has the same bits whatever other samples there are, and whatever the size of batches.
+
     Parameters
     ----------
     model : Module
     data : dataset, or (dense, ids) arrays
     batch_size : int
+        Rows that are read, and of several ranks ordered, at a time.
 
     Returns
     -------
@@ -125,12 +134,82 @@ def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
     >>> predict(models.DLRM(1, 1), (np.zeros((3, 1), "f"), np.array([[1], [2], [3]]))).shape
     (3,)
     """
-    data = dataset_of(model, data)
-    consecutive = getattr(data, "consecutive", False)
+    data, ranks, parts = dataset_of(model, data), model.ranks, []
     with contextlib.closing(prefetch(data.batches(batch_size))) as batches:
-        scores, _ = logits_of(model, batches, consecutive=consecutive)
-    probabilities = sigmoid(scores.astype(np.float64)).astype(np.float32)
-    return probabilities if probabilities.shape[1] > 1 else probabilities[:, 0]
+        for batch in batches:
+            blocks = None
+            if ranks.size > 1:  # their rows may differ in number
+                most = int(ranks.all_gather("rows", np.array([len(batch)])).max())
+                blocks = -(-most // BLOCK)
+            parts.append(probabilities(model, batch.dense, batch.ids, blocks))
+    found = _together(ranks, parts, getattr(data, "consecutive", False))
+    _check_finite(found)
+    return found if found.shape[1] > 1 else found[:, 0]
+
+
+def probabilities(model: Module, dense: Any, ids: Any, blocks: int | None = None) -> np.ndarray:
+    """Return the probability of each sample, of each task, by blocks of `BLOCK` rows.
+
+    No table changes. A row has the same bits wherever it stands, and whatever stands beside it.
+
+    Parameters
+    ----------
+    model : Module
+    dense : (B, N) array of float32
+    ids : (B, F) array of int64, or Bags
+        In the host's memory, as `dense` is.
+    blocks : int, optional
+        How many forward passes there are at least; those beyond the rows are of none. Of several
+        ranks all must make as many.
+
+    Returns
+    -------
+    (B, T) array of float32
+        NaN where a logit is not finite.
+
+    Raises
+    ------
+    ValueError, TypeError
+        The model returns no logits (B, T).
+
+    Examples
+    --------
+    >>> from cupyrec import models
+    >>> probabilities(models.DLRM(1, 1), np.zeros((3, 1), "f"), np.array([[1], [2], [3]])).shape
+    (3, 1)
+    """
+    xp, count, parts = arrays.module(model.device), len(dense), []
+    with _evaluating(model):
+        for start in range(0, max(count, BLOCK * (blocks or 0), 1), BLOCK):
+            some, own = _block(dense, ids, start)
+            own = own.to(xp) if isinstance(own, Bags) else arrays.copy_to(xp, own)
+            parts.append(_logits(model, arrays.copy_to(xp, some), own).numpy())
+    logits = np.concatenate(parts)[:count].astype(np.float64)
+    return np.where(np.isfinite(logits), sigmoid(logits), np.nan).astype(np.float32)
+
+
+def _block(dense: Any, ids: Any, start: int) -> tuple[Any, Any]:
+    """Rows from `start` on, filled up to `BLOCK` of them: with the last one's ids, which are looked
+    up anyway, or empty bags. None stay none."""
+    stop = min(start + BLOCK, len(dense))
+    some = _filled(dense[start:stop])
+    if not isinstance(ids, Bags):
+        return some, _filled(ids[start:stop])
+    own = ids.part(min(start, stop), stop)
+    if stop > start:
+        offsets = np.full(BLOCK * ids.num_fields + 1, own.offsets[-1])
+        offsets[: len(own.offsets)] = own.offsets
+        own = Bags(own.ids, offsets, ids.num_fields)
+    return some, own
+
+
+def _filled(rows: np.ndarray) -> np.ndarray:
+    count = len(rows)
+    if count in (0, BLOCK):
+        return rows
+    filled = np.empty((BLOCK, *rows.shape[1:]), rows.dtype)
+    filled[:count], filled[count:] = rows, rows[-1]
+    return filled
 
 
 def logits_of(
@@ -173,37 +252,52 @@ def _outputs(
     model: Module, batches: Iterable[Batch], consecutive: bool, group: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What `logits_of` returns, and the ids of a field."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     logits, labels, groups = [], [], []
-    try:
-        with no_grad():
-            for batch in batches:
-                moved = batch.to(model.device)
-                output = model(moved.dense, moved.ids)
-                if not isinstance(output, Tensor):
-                    raise TypeError(
-                        f"model: must return a Tensor of logits, got {type(output).__name__}."
-                    )
-                errors.axes("model", dense=(batch.dense, "B N"), logits=(output, "B T"))
-                logits.append(output.numpy())
-                if batch.labels is not None:
-                    labels.append(arrays.to_host(batch.labels))
-                if group is not None:
-                    groups.append(_field(batch.ids, group))
-    finally:
-        for module, mode in modes:  # some may be frozen
-            module.training = mode
+    with _evaluating(model):
+        for batch in batches:
+            moved = batch.to(model.device)
+            logits.append(_logits(model, moved.dense, moved.ids).numpy())
+            if batch.labels is not None:
+                labels.append(arrays.to_host(batch.labels))
+            if group is not None:
+                groups.append(_field(batch.ids, group))
     logits, labels = (_together(model.ranks, parts, consecutive) for parts in (logits, labels))
     if group is not None:
         groups = [part[:, None] for part in groups]
         groups = _together(model.ranks, groups, consecutive, np.int64)[:, 0]
+    _check_finite(logits)
+    return logits, labels, groups
+
+
+@contextlib.contextmanager
+def _evaluating(model: Module) -> Iterator[None]:
+    """Within this context the model evaluates, and nothing is recorded."""
+    modes = [(module, module.training) for module in model.modules()]
+    for module, _ in modes:
+        module.training = False
+    try:
+        with no_grad():
+            yield
+    finally:
+        for module, mode in modes:  # some may be frozen
+            module.training = mode
+
+
+def _logits(model: Module, dense: Any, ids: Any) -> Tensor:
+    output = model(dense, ids)
+    if not isinstance(output, Tensor):
+        raise TypeError(f"model: must return a Tensor of logits, got {type(output).__name__}.")
+    errors.axes("model", dense=(dense, "B N"), logits=(output, "B T"))
+    return output
+
+
+def _check_finite(logits: np.ndarray) -> None:
+    """Raise unless logits are finite, or the probabilities that came of them."""
     finite = int(np.isfinite(logits).sum())
     if finite < logits.size:
         raise FloatingPointError(
             f"logits: must be finite, got {logits.size - finite} of {logits.size} that are not."
         )
-    return logits, labels, groups
 
 
 def _field(ids: Any, field: int) -> np.ndarray:

@@ -10,10 +10,12 @@ from oracle import sentence
 from test_training import rows_of, small, weights_of
 
 import cupyrec
-from cupyrec import autograd, inference, nn, optim
+from cupyrec import autograd, inference, models, nn, optim
 from cupyrec.data import Arrays, RankSlices
-from cupyrec.inference import dataset_of, logits_of
+from cupyrec.embedding import CachedHost
+from cupyrec.inference import BLOCK, dataset_of, logits_of, probabilities
 from cupyrec.parallel import Communicator, Exchange
+from cupyrec.ragged import Bags
 
 
 @pytest.mark.parametrize("first", [0, 1000])
@@ -35,9 +37,7 @@ def test_nothing_changes_where_nothing_is_trained(first):
     assert group.gradients()[0].size == 0
     assert optimizer.t == 4
     # The same numbers again, by other batches, and as the loop over samples gives them.
-    np.testing.assert_allclose(
-        cupyrec.predict(model, (dense, ids), batch_size=7), probabilities, rtol=1e-5
-    )
+    assert (cupyrec.predict(model, (dense, ids), batch_size=7) == probabilities).all()
     p = probabilities.astype(np.float64)
     loss = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).mean()
     assert measured["logloss"] == pytest.approx(loss, rel=1e-5)
@@ -59,11 +59,11 @@ def test_evaluation_keeps_the_modes_of_all_parts_even_after_an_error():
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        (lambda z: z[:, 0], ValueError, "model: 'logits' must have axes (B, T), got shape (10,)."),
+        (lambda z: z[:, 0], ValueError, "model: 'logits' must have axes (B, T), got shape (64,)."),
         (
             lambda z: z[:4],
             ValueError,
-            "model: 'logits' must have B = 10 like 'dense', got shape (4, 1).",
+            "model: 'logits' must have B = 64 like 'dense', got shape (4, 1).",
         ),
         (lambda z: [z, z], TypeError, "model: must return a Tensor of logits, got list."),
     ],
@@ -93,6 +93,118 @@ def test_probabilities_of_extreme_logits():
     expected = [0, math.exp(-100), 1 / (1 + math.e), 0.5, math.e / (1 + math.e), 1 - 2e-9, 1]
     np.testing.assert_allclose(got, np.float32(expected), rtol=1e-6)
     assert (got[0], got[-1]) == (0, 1)
+
+
+# Blocks
+
+
+class Pooled(nn.Module):
+    """Means of bags through an MLP."""
+
+    def __init__(self):
+        self.embedding = nn.MultiTableEmbedding(3, 8, pooling="mean")
+        self.mlp = nn.FusedMLP(3 * 8 + 2, [80], 1, skip_final_activation=True)
+
+    def forward(self, dense, ids):
+        vectors = self.embedding(ids)
+        flat = cupyrec.reshape(vectors, (len(dense), 24))
+        return self.mlp(cupyrec.concatenate([dense, flat], axis=1))
+
+
+MADE = {
+    "dlrm": lambda: models.DLRM(2, 3),
+    "normalized": lambda: models.DLRM(2, 3, batch_norm=True),
+    "dcn_v2": lambda: models.DCNv2(2, 3),
+    "deepfm": lambda: models.DeepFM(2, 3),
+    "deepfm_by_occurrence": lambda: models.DeepFM(2, 3, deep=[400]),
+    "xdeepfm": lambda: models.XDeepFM(2, 3),
+    "mmoe": lambda: models.MMoE(2, 3, num_tasks=2),
+    "pooled": Pooled,
+}
+
+
+def rows_for(name, rows, seed=0):
+    """dense, and ids in a form that takes lists of rows: bags are (N,) arrays of their lengths."""
+    rng = np.random.default_rng(seed)
+    dense = rng.standard_normal((rows, 2), np.float32)
+    ids = rng.integers(0, 50, (rows, 3))
+    if name != "pooled":
+        return dense, ids, lambda chosen: ids[chosen]
+    lengths = rng.integers(0, 4, (rows, 3))
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    bags = Bags(rng.integers(0, 50, offsets[-1]), offsets, 3)
+    return dense, bags, lambda chosen: Bags.joined([bags.part(i, i + 1) for i in chosen])
+
+
+def learnt(name, device="cpu"):
+    """A model that has rows for about half of the ids, and has moved."""
+    cupyrec.manual_seed(7)
+    model = MADE[name]().to(device)
+    optimizer = optim.Adam(model.parameters(), 0.05)
+    dense, ids, _ = rows_for(name, 10, seed=1)
+    tasks = 2 if name == "mmoe" else 1
+    labels = (dense[:, :1] > 0).repeat(tasks, axis=1).astype(np.float32)
+    cupyrec.fit(model, Arrays(dense, ids, labels), optimizer=optimizer, batch_size=5)
+    return model
+
+
+def held(model):
+    """All that the tables are and have counted."""
+    groups = [group for _, group in model.named_groups()]
+    return [m.digest() for m in model.modules() if hasattr(m, "digest")], [
+        (len(g.store), g.store.nbytes, g.store.metrics(), vars(g.statistics).copy()) for g in groups
+    ]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_bits_of_a_row_hang_on_the_row_alone(name):
+    model = learnt(name)
+    dense, ids, some = rows_for(name, 1000)
+    before = str(held(model))
+    whole = probabilities(model, dense, ids)
+    assert whole.shape == (1000, 2 if name == "mmoe" else 1)
+    assert len(np.unique(whole)) > 900
+    order = np.random.default_rng(3).permutation(1000)
+    for rows in ([], [999], *(order[:n] for n in (1, 63, 64, 65, 1000))):
+        rows = np.array(rows, np.int64)
+        if rows.size or name != "pooled":
+            assert (probabilities(model, dense[rows], some(rows)) == whole[rows]).all()
+    for place in range(0, BLOCK, 3):  # one row in every place of a block, among copies of another
+        rows = np.full(BLOCK, order[0])
+        rows[place] = order[1]
+        assert (probabilities(model, dense[rows], some(rows)) == whole[rows]).all()
+    assert str(held(model)) == before
+    batches = [cupyrec.predict(model, (dense, ids), batch_size=n) for n in (1, 65, 1000)]
+    assert all((batch.reshape(whole.shape) == whole).all() for batch in batches)
+
+
+@pytest.mark.parametrize("name", ["dlrm", "pooled"])
+def test_the_bits_of_a_row_on_a_device(name):
+    model = learnt(name, "sim")
+    dense, ids, some = rows_for(name, 70)
+    whole = probabilities(model, dense, ids)
+    np.testing.assert_allclose(whole, probabilities(learnt(name), dense, ids), rtol=1e-4)
+    for rows in ([69], [3, *range(20, 60), 5]):
+        assert (probabilities(model, dense[rows], some(rows)) == whole[rows]).all()
+
+
+def test_filling_up_asks_for_no_other_rows():
+    model = learnt("dlrm")
+    model.embedding.keep_in(CachedHost(cache_rows=100))
+    dense, ids, _ = rows_for("dlrm", 1)
+    asked, find = [], model.embedding.group.store.find
+    model.embedding.group.store.find = lambda *keys: asked.append(keys) or find(*keys)
+    probabilities(model, dense, ids, blocks=3)
+    assert [sorted(keys[1].tolist()) for keys in asked] == [sorted(ids[0].tolist()), [], []]
+
+
+def test_what_is_not_finite_is_told_row_by_row():
+    model, (dense, ids, _) = learnt("dlrm"), rows_for("dlrm", 70)
+    good = probabilities(model, dense, ids)
+    dense[[3, 69]] = np.inf
+    got = probabilities(model, dense, ids)
+    assert np.flatnonzero(np.isnan(got[:, 0])).tolist() == [3, 69]
+    assert (np.delete(got, [3, 69]) == np.delete(good, [3, 69])).all()
 
 
 def test_evaluate_needs_labels_and_finite_logits():
