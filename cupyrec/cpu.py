@@ -22,7 +22,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -32,7 +31,7 @@ from numba.core import cgutils, codegen, config, event
 from numba.extending import intrinsic
 from threadpoolctl import LibController, ThreadpoolController
 
-from cupyrec import activity, errors
+from cupyrec import activity, control_groups, errors
 from cupyrec.loop_cache import LoopCache
 
 __all__ = [
@@ -136,27 +135,6 @@ prefetch = _prefetch(3)
 prefetch_far = _prefetch(2)
 
 
-def _quota(root: Path = Path("/")) -> float:
-    """Cores that this process' control groups, version 1 or 2, may use; inf without a limit."""
-    quotas = [math.inf]
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, group = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            own = root / "sys/fs/cgroup" / ("cpu" if controllers else "") / group.strip("/")
-            for folder in (own, *own.parents):  # a group is bound by those above it
-                with contextlib.suppress(OSError, ValueError):  # not there, or "max"
-                    if controllers:
-                        files = folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"
-                        quota, period = (int(file.read_text()) for file in files)
-                    else:
-                        quota, period = map(int, (folder / "cpu.max").read_text().split())
-                    if quota > 0:  # -1: none
-                        quotas.append(quota / period)
-    return min(quotas)
-
-
 def _told_threads() -> int | None:
     """The number that the environment tells, if it tells one."""
     for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
@@ -170,7 +148,7 @@ def _initial_threads() -> int:
     if (threads := _told_threads()) is not None:
         return threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return math.ceil(min(cores or 1, _quota()))
+    return math.ceil(min(cores or 1, control_groups.cores()))
 
 
 _TURNS = 2000  # before a thread sleeps
@@ -258,7 +236,7 @@ def share_cores(cores: int, processes: int) -> None:
     """
     global _threads
     if not _chosen:
-        _threads = max(1, int(min(_threads, cores, _quota() / processes)))
+        _threads = max(1, int(min(_threads, cores, control_groups.cores() / processes)))
 
 
 @exact_loop

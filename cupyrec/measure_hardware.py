@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cupyrec import arrays, cpu
+from cupyrec import arrays, control_groups, cpu
 from cupyrec.embedding.row_layout import lines_as_memory
 from cupyrec.embedding.row_log import RowLog
 from cupyrec.hardware import Hardware, Host, Ssd
@@ -80,11 +80,8 @@ def _fastest(work: Callable[[], object], times: int = 5) -> float:
 
 def _memory() -> float:
     """Bytes that this process may have: of the machine, or of its control group if that is less."""
-    least = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdecimal():
-        least = min(least, float(text))
-    return least
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return float(min(machine, control_groups.memory()))
 
 
 def _bandwidth(nbytes: int) -> float:

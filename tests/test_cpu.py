@@ -9,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 
-from cupyrec import cpu
+from cupyrec import control_groups, cpu
 
 
 @pytest.mark.parametrize(
@@ -26,54 +26,13 @@ def test_set_num_threads_refuses(value, error, text):
     assert cpu.num_threads() == before
 
 
-def write(root, files):
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-
-
-V1 = "sys/fs/cgroup/cpu/"
-V2 = "sys/fs/cgroup/"
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "cores"),
-    [
-        ("0::/\n", {}, np.inf),
-        ("0::/\n", {V2 + "cpu.max": "max 100000\n"}, np.inf),
-        ("0::/\n", {V2 + "cpu.max": "250000 100000\n"}, 2.5),
-        ("0::/a/b\n", {V2 + "a/cpu.max": "150000 50000", V2 + "a/b/cpu.max": "max 100000"}, 3),
-        ("0::/a/b\n", {V2 + "a/cpu.max": "9 1", V2 + "a/b/cpu.max": "5 10"}, 0.5),
-        ("0::/../x\n", {V2 + "cpu.max": "2 1"}, 2),
-        (
-            "3:cpuset:/\n2:cpu,cpuacct:/a\n0::/\n",
-            {V1 + "a/cpu.cfs_quota_us": "400", V1 + "a/cpu.cfs_period_us": "100"},
-            4,
-        ),
-        (
-            "2:cpu,cpuacct:/not/seen/from/here\n",
-            {V1 + "cpu.cfs_quota_us": "400\n", V1 + "cpu.cfs_period_us": "100\n"},
-            4,
-        ),
-        ("1:cpu:/\n", {V1 + "cpu.cfs_quota_us": "-1", V1 + "cpu.cfs_period_us": "100"}, np.inf),
-    ],
-)
-def test_quota_of_control_groups(tmp_path, groups, files, cores):
-    write(tmp_path, {"proc/self/cgroup": groups, **files})
-    assert cpu._quota(tmp_path) == cores
-
-
-def test_quota_where_there_are_no_control_groups(tmp_path):
-    assert cpu._quota(tmp_path) == np.inf
-
-
 @pytest.mark.parametrize(
     ("variable", "quota", "threads"),
     [("3", 1, 3), ("1", 9, 1), ("", 9, 4), (None, 9, 4), ("0", 2.5, 3), ("many", 0.5, 1)],
 )
 def test_threads_at_first(monkeypatch, variable, quota, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5, 7})
-    monkeypatch.setattr(cpu, "_quota", lambda: quota)
+    monkeypatch.setattr(control_groups, "cores", lambda: quota)
     monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
     if variable is None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -89,7 +48,7 @@ def test_threads_at_first(monkeypatch, variable, quota, threads):
     ("cores", "processes", "threads"), [(4, 2, 4), (9, 2, 6), (9, 3, 4), (1, 9, 1), (0, 99, 1)]
 )
 def test_a_share_of_cores_and_quota(monkeypatch, cores, processes, threads):
-    monkeypatch.setattr(cpu, "_quota", lambda: 12.5)
+    monkeypatch.setattr(control_groups, "cores", lambda: 12.5)
     monkeypatch.setattr(cpu, "_threads", 8)
     monkeypatch.setattr(cpu, "_chosen", False)
     cpu.share_cores(cores, processes)
@@ -162,7 +121,7 @@ def test_first_compilation_is_announced_once():
 import logging, sys
 logging.basicConfig(stream=sys.stdout, format="%(name)s %(message)s", level=logging.INFO)
 import numba
-from cupyrec import cpu
+from cupyrec import control_groups, cpu
 assert numba.njit(lambda x: x + 1)(1) == 2
 assert numba.njit(lambda x: x + 2)(1) == 3
 """

@@ -22,7 +22,7 @@ MAX_LINES = 450
 
 # Lower never imports higher; "cupyrec" is the namespace of cupyrec/__init__.py.
 LAYERS = (
-    "activity errors < loop_cache < cpu < cublaslt_library nvrtc < sim < arrays"
+    "activity control_groups errors < loop_cache < cpu < cublaslt_library nvrtc < sim < arrays"
     " < bulk huge_pages interruption random kernel ragged scratch cublaslt streams timeline"
     " < autograd < graph ops < parallel < embedding < optim < nn < models"
     " < checkpoint checkpoint_checks checkpoint_deltas checkpoint_diff checkpoint_export"
