@@ -23,9 +23,12 @@ from cupyrec.ops.elementwise import sigmoid
 from cupyrec.parallel import Communicator, Transfer
 from cupyrec.ragged import Bags
 
-__all__ = ["BLOCK", "dataset_of", "evaluate", "logits_of", "predict", "probabilities"]
+__all__ = [
+    "BLOCK", "dataset_of", "evaluate", "logits_of", "pass_rows", "predict", "probabilities",
+]  # fmt: skip
 
-BLOCK = 64  # rows of a forward pass of `probabilities`
+BLOCK = 64  # rows that a prediction is made among
+_BLOCKS = 8  # of a forward pass, where a model works block by block itself
 
 _MISSING = np.iinfo(np.int64).min  # what readers make of an empty field
 _MEASURES = "auc", "logloss", "normalized_entropy", "calibration"
@@ -137,17 +140,32 @@ def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
     data, ranks, parts = dataset_of(model, data), model.ranks, []
     with contextlib.closing(prefetch(data.batches(batch_size))) as batches:
         for batch in batches:
-            blocks = None
+            passes = None
             if ranks.size > 1:  # their rows may differ in number
                 most = int(ranks.all_gather("rows", np.array([len(batch)])).max())
-                blocks = -(-most // BLOCK)
-            parts.append(probabilities(model, batch.dense, batch.ids, blocks))
+                passes = -(-most // pass_rows(model))
+            parts.append(probabilities(model, batch.dense, batch.ids, passes))
     found = _together(ranks, parts, getattr(data, "consecutive", False))
     _check_finite(found)
     return found if found.shape[1] > 1 else found[:, 0]
 
 
-def probabilities(model: Module, dense: Any, ids: Any, blocks: int | None = None) -> np.ndarray:
+def pass_rows(model: Module) -> int:
+    """Return how many rows a forward pass of `probabilities` takes: a block, or some.
+
+    Examples
+    --------
+    >>> from cupyrec import models
+    >>> class Mine(models.LR):  # may do anything with a batch
+    ...     pass
+    >>> pass_rows(models.LR(1, 1)), pass_rows(Mine(1, 1))
+    (512, 64)
+    """
+    by_blocks = vars(type(model)).get("by_blocks", False)  # of the class itself
+    return BLOCK * (_BLOCKS if by_blocks and model.device == "cpu" else 1)
+
+
+def probabilities(model: Module, dense: Any, ids: Any, passes: int | None = None) -> np.ndarray:
     """Return the probability of each sample, of each task, by blocks of `BLOCK` rows.
 
     No table changes. A row has the same bits wherever it stands, and whatever stands beside it.
@@ -158,9 +176,9 @@ def probabilities(model: Module, dense: Any, ids: Any, blocks: int | None = None
     dense : (B, N) array of float32
     ids : (B, F) array of int64, or Bags
         In the host's memory, as `dense` is.
-    blocks : int, optional
-        How many forward passes there are at least; those beyond the rows are of none. Of several
-        ranks all must make as many.
+    passes : int, optional
+        How many forward passes there are at least, of `pass_rows` each; those beyond the rows are
+        of none. Of several ranks all must make as many.
 
     Returns
     -------
@@ -179,25 +197,26 @@ def probabilities(model: Module, dense: Any, ids: Any, blocks: int | None = None
     (3, 1)
     """
     xp, count, parts = arrays.module(model.device), len(dense), []
+    size = pass_rows(model)
     with _evaluating(model):
-        for start in range(0, max(count, BLOCK * (blocks or 0), 1), BLOCK):
-            some, own = _block(dense, ids, start)
+        for start in range(0, max(count, size * (passes or 0), 1), size):
+            some, own = _blocks(dense, ids, start, start + size)
             own = own.to(xp) if isinstance(own, Bags) else arrays.copy_to(xp, own)
             parts.append(_logits(model, arrays.copy_to(xp, some), own).numpy())
     logits = np.concatenate(parts)[:count].astype(np.float64)
     return np.where(np.isfinite(logits), sigmoid(logits), np.nan).astype(np.float32)
 
 
-def _block(dense: Any, ids: Any, start: int) -> tuple[Any, Any]:
-    """Rows from `start` on, filled up to `BLOCK` of them: with the last one's ids, which are looked
-    up anyway, or empty bags. None stay none."""
-    stop = min(start + BLOCK, len(dense))
+def _blocks(dense: Any, ids: Any, start: int, stop: int) -> tuple[Any, Any]:
+    """Some rows, filled up to whole blocks: with the last one's ids, which are looked up anyway, or
+    empty bags. None stay none."""
+    stop = min(stop, len(dense))
     some = _filled(dense[start:stop])
     if not isinstance(ids, Bags):
         return some, _filled(ids[start:stop])
     own = ids.part(min(start, stop), stop)
     if stop > start:
-        offsets = np.full(BLOCK * ids.num_fields + 1, own.offsets[-1])
+        offsets = np.full(len(some) * ids.num_fields + 1, own.offsets[-1])
         offsets[: len(own.offsets)] = own.offsets
         own = Bags(own.ids, offsets, ids.num_fields)
     return some, own
@@ -205,9 +224,9 @@ def _block(dense: Any, ids: Any, start: int) -> tuple[Any, Any]:
 
 def _filled(rows: np.ndarray) -> np.ndarray:
     count = len(rows)
-    if count in (0, BLOCK):
+    if count % BLOCK == 0:
         return rows
-    filled = np.empty((BLOCK, *rows.shape[1:]), rows.dtype)
+    filled = np.empty((-(-count // BLOCK) * BLOCK, *rows.shape[1:]), rows.dtype)
     filled[:count], filled[count:] = rows, rows[-1]
     return filled
 

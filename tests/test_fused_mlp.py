@@ -67,6 +67,11 @@ def test_blocks_have_few_weight_gradients(rows, columns):
     assert rows <= 64 * row_block(rows, columns)
 
 
+def test_few_rows_are_cut_into_blocks_of_64():
+    found = {row_block(rows, n) for rows in range(64, 513, 64) for n in (1, 130, 4096, 10**6)}
+    assert found == {64}
+
+
 @pytest.mark.parametrize("linear_output", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 127])
 def test_dropout_is_exact_and_applied_where_philox_says(rows, linear_output):

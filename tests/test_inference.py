@@ -11,9 +11,10 @@ from test_training import rows_of, small, weights_of
 
 import cupyrec
 from cupyrec import autograd, inference, models, nn, optim
-from cupyrec.data import Arrays, RankSlices
+from cupyrec.data import Arrays, RankSlices, criteo_schema
 from cupyrec.embedding import CachedHost
-from cupyrec.inference import BLOCK, dataset_of, logits_of, probabilities
+from cupyrec.from_settings import MODELS, build_model, default_settings
+from cupyrec.inference import BLOCK, dataset_of, logits_of, pass_rows, probabilities
 from cupyrec.parallel import Communicator, Exchange
 from cupyrec.ragged import Bags
 
@@ -178,6 +179,32 @@ def test_the_bits_of_a_row_hang_on_the_row_alone(name):
     assert all((batch.reshape(whole.shape) == whole).all() for batch in batches)
 
 
+@pytest.mark.parametrize("amp", [None, "bfloat16"])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_models_work_block_by_block(name, amp):
+    """As many rows as a forward pass takes give the bits of blocks by themselves."""
+    assert vars(MODELS[name])["by_blocks"]
+    rng = np.random.default_rng(5)
+    settings = default_settings(name)
+    wide = {"deep": [300, 200], "top": [300, 200], "batch_norm": True}
+    for change in ({}, {key: wide[key] for key in settings["model"].keys() & wide.keys()}):
+        changed = settings | {"model": settings["model"] | change}
+        model = build_model(changed, criteo_schema(), "cpu")
+        model.amp = amp
+        for span in (50, 10**6):  # of ids: many occur often, or nearly all once
+            dense = rng.standard_normal((512, 13), np.float32)
+            ids = rng.integers(0, span, (512, 39))
+            model.train()(dense, ids)
+            for parameter in (p for _, p in model.named_parameters()):
+                parameter.data[...] = rng.normal(0, 0.1, parameter.shape)
+            assert pass_rows(model) == 512
+            whole = probabilities(model, dense, ids)
+            parts = [slice(i, i + BLOCK) for i in range(0, 512, BLOCK)]
+            apart = [probabilities(model, dense[part], ids[part]) for part in parts]
+            assert (np.concatenate(apart) == whole).all()
+            assert len(np.unique(whole)) > 400
+
+
 @pytest.mark.parametrize("name", ["dlrm", "pooled"])
 def test_the_bits_of_a_row_on_a_device(name):
     model = learnt(name, "sim")
@@ -194,7 +221,7 @@ def test_filling_up_asks_for_no_other_rows():
     dense, ids, _ = rows_for("dlrm", 1)
     asked, find = [], model.embedding.group.store.find
     model.embedding.group.store.find = lambda *keys: asked.append(keys) or find(*keys)
-    probabilities(model, dense, ids, blocks=3)
+    probabilities(model, dense, ids, passes=3)
     assert [sorted(keys[1].tolist()) for keys in asked] == [sorted(ids[0].tolist()), [], []]
 
 

@@ -50,6 +50,8 @@ class DCN(nn.Module):
     (4, 1)
     """
 
+    by_blocks = True
+
     mode = "vector"
 
     def __init__(
@@ -97,5 +99,7 @@ class DCNv2(DCN):
     >>> model.crosses[0].weight.shape
     (8, 8)
     """
+
+    by_blocks = True
 
     mode = "matrix"

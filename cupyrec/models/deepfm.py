@@ -34,6 +34,8 @@ class DeepFM(WideDeep):
     (4, 1)
     """
 
+    by_blocks = True
+
     def __init__(
         self,
         num_dense: int = 13,

@@ -55,6 +55,8 @@ class DLRM(nn.Module):
     (4, 1)
     """
 
+    by_blocks = True
+
     def __init__(
         self,
         num_dense: int = 13,

@@ -40,6 +40,8 @@ class FM(nn.Module):
     (4, 1)
     """
 
+    by_blocks = True
+
     def __init__(
         self,
         num_dense: int = 13,

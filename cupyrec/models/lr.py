@@ -68,6 +68,8 @@ class LR(nn.Module):
     (4, 1)
     """
 
+    by_blocks = True
+
     def __init__(
         self, num_dense: int = 13, num_tables: int = 26, embedding_dtype: str = "float32"
     ) -> None:

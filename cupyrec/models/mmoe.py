@@ -96,6 +96,8 @@ class SharedBottom(nn.Module):
     (4, 3)
     """
 
+    by_blocks = True
+
     def __init__(
         self,
         num_dense: int = 13,
@@ -158,6 +160,8 @@ class MMoE(nn.Module):
     >>> model(np.zeros((4, 13), np.float32), np.zeros((4, 26), np.int64)).shape
     (4, 3)
     """
+
+    by_blocks = True
 
     def __init__(
         self,

@@ -52,6 +52,8 @@ class PNN(nn.Module):
     (4, 1)
     """
 
+    by_blocks = True
+
     def __init__(
         self,
         num_dense: int = 13,

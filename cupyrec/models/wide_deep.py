@@ -49,6 +49,8 @@ class WideDeep(nn.Module):
     (4, 1)
     """
 
+    by_blocks = True
+
     def __init__(
         self,
         num_dense: int = 13,

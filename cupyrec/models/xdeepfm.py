@@ -41,6 +41,8 @@ class XDeepFM(WideDeep):
     (4, 1)
     """
 
+    by_blocks = True
+
     def __init__(
         self,
         num_dense: int = 13,

@@ -68,6 +68,14 @@ class Module:
     order in which they were set, lists, tuples and dicts included. ``super().__init__()`` isn't
     needed.
 
+    Attributes
+    ----------
+    training : bool
+    by_blocks : bool
+        Whether a model's outputs have the same bits, on the CPU, in batches of 64 rows and in those
+        of some such batches, up to 512 rows, side by side. It speaks of the class that says it, not
+        of those derived from it; predictions are then made of so many rows at a time.
+
     Examples
     --------
     >>> class Linear(Module):
@@ -80,6 +88,7 @@ class Module:
     """
 
     training = True
+    by_blocks = False
     _amp: str | None = None
 
     def forward(self, *inputs: Any) -> Any:

@@ -62,6 +62,7 @@ def row_block(rows: int, columns: int) -> int:
 
     Narrow layers take more, or a block would be over before Python has begun the next. Very
     many rows do too: a block has gradients of small weights to itself until they are added up.
+    Batches of up to 512 rows are cut into blocks of 64, which `Module.by_blocks` stands on.
 
     Examples
     --------
