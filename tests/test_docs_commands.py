@@ -66,7 +66,7 @@ def flags_of(words: list[str]) -> set[str]:
     parser = cli._parser()
     for word in words:
         inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-        if not inner or word.startswith("-"):
+        if not inner or word.startswith("-") or word.isupper():  # any of them
             break
         assert word in inner[0].choices, words
         parser = inner[0].choices[word]

@@ -1,0 +1,96 @@
+"""The kernel that docs/kernels.md adds from zero: it builds, passes its tests, and is judged so."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupyrec import kernel
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "kernels.md").read_text("utf-8").split("## A kernel from zero")[1]
+PAGE = PAGE.split("\n## ")[0]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the repository with the page's four files."""
+    pytest.importorskip("cupy", reason="CuPy brings NVRTC: pip install cupyrec[sim]")
+    tree = tmp_path_factory.mktemp("tree")
+    for folder in ("cupyrec", "kernels", "scripts"):
+        left_out = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tree / folder, ignore=left_out)
+    for file in ("setup.cfg", "tests/conftest.py", "tests/oracle.py"):
+        (tree / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tree / file)
+    op, test, case = blocks("python")
+    (cuda,) = blocks("cuda")
+    named = dict.fromkeys(re.findall(r"`([\w/]+row_squares\.(?:py|cu))`", PAGE))
+    for file, text in zip(named, (op, cuda, test), strict=True):
+        (tree / file).write_text(text, "utf-8")
+    with (tree / "scripts" / "kernel_cases.py").open("a", encoding="utf-8") as cases:
+        cases.write("\n\n" + case)
+    return tree
+
+
+def run(tree: Path, *words: str) -> str:
+    """What a Python command prints in the copy."""
+    command = [sys.executable, *words]
+    environment = os.environ | {"PYTHONPATH": str(tree)}
+    result = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_its_tests_pass(tree):
+    files = "tests/test_row_squares.py", "cupyrec/ops/row_squares.py"
+    told = run(tree, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files)
+    passed = int(re.search(r"(\d+) passed", told)[1])
+    assert passed > 40, told
+    assert "failed" not in told
+
+
+def test_it_costs_what_the_page_says(tree):
+    told = run(tree, "scripts/bench_kernels.py", "--device", "sim", "--kernel", "row_squares")
+    wide, narrow = json.loads(told)
+    for row in (wide, narrow):
+        assert row["bytes_ratio"] == 1
+        assert row["bank_conflicts"] == row["spills"] == 0
+    assert (wide["bound"], wide["in_flight_kb"]) == ("latency", 8)
+    assert round(narrow["sectors_ratio"], 2) == 1.41
+
+
+MISTAKES = [
+    ("    if (row >= rows) return;\n", ""),
+    ("d < width;", "d <= width;"),
+    ("total = 0.0f", "total = out[row]"),
+    ("if (lane == 0) out", "out"),
+    ("__shfl_xor_sync(FULL,", "__shfl_xor_sync(1,"),
+    ("    for (int step", "    __syncthreads();\n    for (int step"),
+]
+SENTENCES = re.findall(r"^\| .*`.* \| (.* at row_squares.*) \|$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("mistake", "said"), [*zip(MISTAKES, SENTENCES, strict=True)])
+def test_the_simulator_sees_each_mistake(tree, sim, monkeypatch, mistake, said):
+    monkeypatch.setattr(kernel, "folder", lambda: tree / "kernels")
+    text = kernel.source("row_squares.cu")
+    assert text.count(mistake[0]) >= 1
+    given = sim.asarray(np.ones((10, 40), np.float32)), sim.empty(10, np.float32)
+    sizes = np.int64(10), np.int32(40)
+    name = "row_squares_forward"
+    right = sim.run(text, name, grid=2, block=256, args=(*given, *sizes))
+    assert (right.faults, given[1].get().tolist()) == ([], [40.0] * 10)
+    given = given[0], sim.empty(10, np.float32)
+    wrong = sim.run(text.replace(*mistake), name, grid=2, block=256, args=(*given, *sizes))
+    assert str(wrong.faults[0]) == f"{name}: {said}"
