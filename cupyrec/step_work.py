@@ -9,6 +9,7 @@ from typing import NamedTuple
 from cupyrec.dense_work import DenseWork
 from cupyrec.embedding.row_layout import RowLayout
 from cupyrec.embedding.tier import CachedSSD, Memory, Tier
+from cupyrec.ops.row_memory import vector_words
 from cupyrec.table_sizes import beside_cache, cache_slots, record_bytes
 from cupyrec.zipf import asked, not_in_cache
 
@@ -223,7 +224,7 @@ def step_work(
     sent = 2 * 4 * dense.room
     for group in groups:
         width, row = group.layout.width, 4 * group.layout.stride
-        vector = 4 * width if group.layout.value == 0 else 2 * width
+        vector = 4 * vector_words(width, group.layout.value)
         memory += 24 * group.keys + 2 * a * width * group.keys
         memory += (vector + 8 * width) * group.unique + (2 * row + 4 * width) * group.moved
         lines += group.keys + 4 * group.rows

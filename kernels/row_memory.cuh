@@ -3,9 +3,27 @@
 #pragma once
 #include "common.cuh"
 #include "stochastic_rounding.cuh"
+#define INT8 3
+#if VALUE == INT8
+#include "int8_codec.cuh"
+#endif
+
+#if VALUE == INT8
+constexpr int SCALE_WORDS = 1;  // before the numbers
+#else
+constexpr int SCALE_WORDS = 0;
+#endif
 
 #if VALUE == FLOAT32
 using Value = float;
+#elif VALUE == INT8
+using Value = int8_t;
+
+// N consecutive codes, moved by one instruction where N is 1, 2 or 4 and the address allows it.
+template <int N>
+struct alignas(N) Int8Codes {
+    int8_t at[N];
+};
 #else
 using Value = Code;
 
@@ -29,7 +47,7 @@ __device__ __forceinline__ void store(Code* to, const Floats<N>& values, const C
 
 // Words of a vector; behind them lies the state.
 constexpr __device__ int vector_words(int width) {
-    return (width * static_cast<int>(sizeof(Value)) + 3) / 4;
+    return SCALE_WORDS + (width * static_cast<int>(sizeof(Value)) + 3) / 4;
 }
 
 // Row number `row`: row % 2^k of chunk row / 2^k, `stride` words each.
@@ -64,8 +82,20 @@ __device__ __forceinline__ Floats<N> columns_at(uint64_t address, int column) {
 #if VALUE != FLOAT32
     if (address & 1) return load<N>(reinterpret_cast<const float*>(address - 1) + column);
 #endif
+#if VALUE == INT8
+    const float scale = *reinterpret_cast<const float*>(address);
+    const auto codes = *reinterpret_cast<const Int8Codes<N>*>(address + 4 * SCALE_WORDS + column);
+    const float step = step_of(scale);  // behind the loads, so that both are on their way
+    Floats<N> values;
+#pragma unroll
+    for (int i = 0; i < N; ++i) values.at[i] = decoded(codes.at[i], step);
+    return values;
+#else
     return load<N>(reinterpret_cast<const Value*>(address) + column);
+#endif
 }
+
+#if VALUE != INT8  // which is only read
 
 // What vectors of 16 bits are rounded by: the keys of the rows, the store's seed, the step.
 struct Rounding {
@@ -120,3 +150,5 @@ struct RowPiece {
         return row + vector_words(LENGTH) + part * LENGTH + column;
     }
 };
+
+#endif

@@ -44,6 +44,7 @@ from cupyrec.ops import (
     initial_vectors,
     int8_codec,
     move_rows,
+    row_memory,
     segment_sum,
     stochastic_rounding,
     unique_keys,
@@ -75,6 +76,28 @@ def _gather_rows(xp: ModuleType, batch: int, width: int, dtype: type = np.float3
 
 
 case("gather_rows_16", 128, 16)(functools.partial(_gather_rows, dtype=np.float16))
+
+
+@case("gather_rows_int8", 128, 16)
+def _gather_rows_int8(xp: ModuleType, batch: int, width: int) -> Work:
+    keys = batch_keys(batch)
+    u, n, words = len(keys.ids), len(keys.inverse), row_memory.vector_words(width, row_memory.INT8)
+    held = Rows(xp, u, words, 1)
+    inverse, unseen = xp.asarray(keys.inverse), xp.empty((0, width), np.float32)
+    out = xp.empty((n, width), np.float32)
+
+    def call() -> tuple:
+        memory = held.memory._replace(value=row_memory.INT8)
+        embedding_rows.gather_rows(memory, held.rows, inverse, unseen, out)
+        return (out,)
+
+    def plain() -> tuple:
+        rows = held.flat[held.rows[inverse]]
+        codes = rows.view(np.int8)[:, 4 : 4 + width]
+        return (codes.astype(np.float32) * (rows[:, :1] / np.float32(127)),)
+
+    ideal = 8 * n + u * (8 + 4 + width) + out.nbytes + held.addresses
+    return Work(call, ideal, f"N={n} U={u} D={width}", naive=plain)
 
 
 @case("write_rows", 128, 16)

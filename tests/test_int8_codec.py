@@ -79,6 +79,20 @@ def test_every_shape(np_or_xp, shape):
     check_codec(np_or_xp, x, exact)
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=1))
+def test_what_was_decoded_is_encoded_to_the_same_values(numbers):
+    values = int8_decode(*int8_encode(np.array([numbers], np.float32)))
+    assert int8_decode(*int8_encode(values)).tobytes() == values.tobytes()
+
+
+def test_scales_of_a_whole_octave_give_the_same_values_again():
+    """Both of s / 127 and 127 times it are rounded."""
+    scales = np.arange(0x3F800000, 0x40000000, 3, dtype=np.uint32).view(np.float32)[:, None]
+    values = int8_decode(*int8_encode(scales))
+    assert int8_decode(*int8_encode(values)).tobytes() == values.tobytes()
+
+
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("width", [1, 4, 37])
 def test_a_row_with_an_edge(np_or_xp, edge, width):

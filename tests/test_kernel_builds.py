@@ -159,6 +159,12 @@ def rows_of(width, shift):
         rowwise_adagrad.rowwise_adagrad_rows(memory, keys, x, lr=0.1, eps=1e-8, rounding=by)
         if value:
             stochastic_rounding.round_rows(x, tables, keys, 0, 0, value)
+    coded = embedding_rows.RowMemory(chunks, 1, (width + 11) // 4 * 4, embedding_rows.INT8)
+    embedding_rows.write_rows(coded, 0, x, floats(1, 1))
+    for out in (x, *halves):
+        embedding_rows.gather_rows(coded, keys, keys, floats(0, width), out)
+    for weights in (floats(2), None):
+        bags.pool_rows(coded, keys, keys, floats(0, width), keys, weights, weights is None, x[:1])
     segment_sum.segment_sum(x, keys, keys)
     for half in halves:
         segment_sum.segment_sum(half, keys, keys)

@@ -5,7 +5,7 @@ from oracle import sentence
 from cupyrec import arrays
 from cupyrec.embedding import Rows, StatePart
 from cupyrec.embedding.row_layout import RowLayout, lines_as_memory
-from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, FLOAT32
+from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, FLOAT32, INT8
 from cupyrec.ops.move_rows import move_rows
 
 STATE = StatePart("sum", 3, 0.5), StatePart("last", 1, 7, np.int32)
@@ -15,7 +15,13 @@ VECTORS = np.arange(15, dtype=np.float32).reshape(5, 3) / 8
 
 @pytest.mark.parametrize(
     ("width", "value", "words", "stride"),
-    [(3, FLOAT32, 7, 8), (3, FLOAT16, 6, 8), (4, BFLOAT16, 6, 8), (5, FLOAT32, 9, 12)],
+    [
+        (3, FLOAT32, 7, 8),
+        (3, FLOAT16, 6, 8),
+        (4, BFLOAT16, 6, 8),
+        (5, FLOAT32, 9, 12),
+        (5, INT8, 7, 8),
+    ],
 )
 def test_words_and_stride(width, value, words, stride):
     layout = RowLayout(width, value, STATE)

@@ -5,6 +5,7 @@ from test_embedding_rows import chunked, keys
 
 from cupyrec import cpu
 from cupyrec.ops.row_memory import (
+    INT8,
     RowMemory,
     check_room,
     check_rounding,
@@ -57,6 +58,7 @@ def test_words_of_a_vector():
     assert [vector_words(d) for d in (1, 2, 3)] == [1, 2, 3]
     for value in (FLOAT16, BFLOAT16):
         assert [vector_words(d, value) for d in (1, 2, 3, 4096)] == [1, 1, 2, 2048]
+    assert [vector_words(d, INT8) for d in (1, 4, 5, 4096)] == [2, 2, 3, 1025]
 
 
 def test_row_at_is_a_view_of_the_whole_row():
@@ -79,7 +81,8 @@ ROOMY = RowMemory(np.empty(0, np.uint64), 0, 8)
 
 
 @pytest.mark.parametrize(
-    ("value", "width", "state"), [(FLOAT32, 4, 5), (FLOAT16, 9, 4), (BFLOAT16, 17, 0)]
+    ("value", "width", "state"),
+    [(FLOAT32, 4, 5), (FLOAT16, 9, 4), (BFLOAT16, 17, 0), (INT8, 17, 3)],
 )
 def test_room_is_needed(value, width, state):
     memory = ROOMY._replace(value=value)
@@ -103,6 +106,8 @@ def test_room_is_needed(value, width, state):
          "'rounding.tables' must have shape (2,), a key a row, got (3,)."),
         (BFLOAT16, keys(2)._replace(ids=np.zeros((2, 1), int)), ValueError,
          "'rounding.ids' must have shape (2,), a key a row, got (2, 1)."),
+        (INT8, keys(2), ValueError,
+         "'rounding' must be None for rows of int8, got one of step 3."),
         (BFLOAT16, keys(2)._replace(seed=-1), ValueError,
          "'seed' must lie in [0, 2**64), got -1."),
         (BFLOAT16, keys(2)._replace(step=2**32), ValueError,
@@ -116,4 +121,5 @@ def test_rounding_is_needed_just_for_16_bits(value, rounding, error, text):
 
 def test_rounding_that_fits():
     assert check_rounding("f", ROOMY, None, 2) == ()
+    assert check_rounding("f", ROOMY._replace(value=INT8), None, 2) == ()
     assert len(check_rounding("f", ROOMY._replace(value=FLOAT16), keys(2), 2)) == 2

@@ -12,7 +12,7 @@ from cupyrec import Tensor, arrays, dot_interaction, nvrtc
 from cupyrec.autograd import Function, numbered, record
 from cupyrec.ops import dot_interaction as op
 from cupyrec.ops.dot_interaction import dot_interaction_width
-from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, FLOAT32, RowMemory
+from cupyrec.ops.embedding_rows import BFLOAT16, FLOAT16, FLOAT32, INT8, RowMemory
 from cupyrec.ops.row_vectors import RowVectors, pays
 from cupyrec.ops.stochastic_rounding import round_rows
 
@@ -182,6 +182,7 @@ def test_refuses(xp):
         (12, FLOAT32, np.float16, True, False),
         (16, FLOAT32, np.float16, True, True),  # no more bytes, and one launch less
         (16, BFLOAT16, arrays.HALVES[1], True, True),
+        (128, INT8, f32, False, False),  # no op but those of rows decodes them
     ],
 )
 def test_where_it_pays(width, value, dtype, learns, expected):

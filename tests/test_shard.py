@@ -31,5 +31,5 @@ def test_no_keys() -> None:
 
 
 def test_unknown_dtypes_are_refused() -> None:
-    with pytest.raises(ValueError, match="Group: 'dtype' must be one of .*, got 'int8'"):
-        Shard(InitialVectors(2, Constant(3.0), seed=1), "int8")
+    with pytest.raises(ValueError, match="Group: 'dtype' must be one of .*, got 'int4'"):
+        Shard(InitialVectors(2, Constant(3.0), seed=1), "int4")

@@ -60,7 +60,7 @@ class CachedStore(Store):
     xp : module
         Array module of the device, `numpy` by default.
     value : int
-        Type of the numbers: FLOAT32, FLOAT16 or BFLOAT16.
+        Type of the numbers: FLOAT32, FLOAT16, BFLOAT16 or INT8.
 
     Raises
     ------

@@ -17,6 +17,7 @@ from cupyrec.embedding.store import StatePart
 from cupyrec.embedding.tier import Memory, Tier
 from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.embedding_rows import Rounding, RowMemory
+from cupyrec.ops.row_memory import check_learns
 from cupyrec.ops.segment_sum import segment_sum
 from cupyrec.parallel import Exchange
 
@@ -37,8 +38,10 @@ class Group(LookUps):
     initial : InitialVectors
         Width, and the vectors of ids not seen before.
     dtype : str
-        Of the vectors in memory: ``float32``, ``float16`` or ``bfloat16``. Those of 16 bits are
-        widened when they are read, and rounded stochastically when they are written.
+        Of the vectors in memory: ``float32``, ``float16``, ``bfloat16`` or ``int8``. Those of 16
+        bits are widened when they are read, and rounded stochastically when they are written. Those
+        of int8 have a scale a row, and are only served: they are imported or loaded, and refuse
+        look-ups with `insert`, gradients and updates.
     dense_updates : bool
         Whether every row moves in every step, with gradient zero if it isn't in the batch.
     exchange : Exchange, optional
@@ -194,6 +197,7 @@ class Group(LookUps):
         >>> group = Group(InitialVectors(2, Uniform(), seed=1))
         >>> group.update(group.gradients(), 1, lambda memory, rows, values, rounding: None)
         """
+        check_learns("Group.update", self.store.value)
         rows, values, tables, ids, _, epoch = gradients
         self.updates += 1
         if rows.size:

@@ -35,7 +35,7 @@ class MemoryStore(Store):
     xp : module
         Array module of the device, `numpy` by default.
     value : int
-        Type of the numbers: FLOAT32, FLOAT16 or BFLOAT16.
+        Type of the numbers: FLOAT32, FLOAT16, BFLOAT16 or INT8.
 
     Raises
     ------

@@ -17,6 +17,7 @@ from cupyrec.ops.embedding_rows import (
     vector_words,
     write_rows,
 )  # fmt: skip
+from cupyrec.ops.row_memory import is_half
 
 __all__ = ["RowLayout", "lines_as_memory"]
 
@@ -49,7 +50,7 @@ class RowLayout(NamedTuple):
     width : int
         D, numbers of a vector.
     value : int
-        Type of the numbers: FLOAT32, FLOAT16 or BFLOAT16.
+        Type of the numbers: FLOAT32, FLOAT16, BFLOAT16 or INT8.
     state : tuple of StatePart
 
     Examples
@@ -96,7 +97,8 @@ class RowLayout(NamedTuple):
         """Write rows number `first` on; state parts that aren't given get their initial values.
 
         Vectors that 16 bits hold, as they come from a group or a checkpoint, stay as they are;
-        others are rounded as if in step 0.
+        others are rounded as if in step 0. So do those that int8 rows held; others are rounded to
+        the nearest.
 
         Examples
         --------
@@ -108,7 +110,7 @@ class RowLayout(NamedTuple):
         """
         xp = arrays.namespace("RowLayout.write", memory.chunks)
         words = self.initial_state(xp, len(vectors) if states else 1, states)
-        rounding = None if self.value == FLOAT32 else Rounding(tables, ids, seed=0, step=0)
+        rounding = Rounding(tables, ids, seed=0, step=0) if is_half(self.value) else None
         write_rows(memory, first, vectors, words, rounding)
 
     def initial_state(self, xp: ModuleType, lines: int, given: dict[str, Any]) -> Any:

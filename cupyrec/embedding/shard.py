@@ -21,12 +21,15 @@ from cupyrec.ops.embedding_rows import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
+    INT8,
     Rounding,
     RowMemory,
     gather_rows,
     vector_words,
 )  # fmt: skip
+from cupyrec.ops.int8_codec import int8_decode, int8_encode
 from cupyrec.ops.row_life import touch_rows
+from cupyrec.ops.row_memory import check_learns, is_half
 from cupyrec.ops.stochastic_rounding import round_rows
 from cupyrec.ops.unique_keys import UniqueKeys
 
@@ -34,7 +37,7 @@ __all__ = ["Shard"]
 
 _ROWS = 1 << 16  # rows caught up at a time
 _ODD = 0x9E3779B97F4A7C15  # between the seeds of steps
-_VALUES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
+_VALUES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16, "int8": INT8}
 
 
 class Shard:
@@ -44,7 +47,7 @@ class Shard:
     ----------
     initial : InitialVectors
     dtype : str
-        Of the vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
+        Of the vectors in memory: ``float32``, ``float16``, ``bfloat16`` or ``int8``.
 
     Raises
     ------
@@ -126,19 +129,23 @@ class Shard:
         vectors = self.initial(tables, ids)
         if self.store.value == FLOAT32:
             return vectors
+        if self.store.value == INT8:
+            return int8_decode(*int8_encode(vectors))
         codes = round_rows(vectors, tables, ids, self.initial.seed, 0, self.store.value)
         if self.store.value == FLOAT16:
             return codes.view(np.float16).astype(np.float32)
         return (codes.astype(np.uint32) * 65536).view(np.float32)
 
     def _rounding(self, tables: Any, ids: Any, step: int) -> Rounding | None:
-        if self.store.value == FLOAT32:
+        if not is_half(self.store.value):
             return None
         return Rounding(tables, ids, self.initial.seed, step)
 
     def _find(self, keys: UniqueKeys, insert: bool) -> tuple[Any, Any]:
         """The place of each key of this rank, or -1 - j for vector j of the second array."""
         xp, unseen = self.xp, self.xp.empty((0, self.width), np.float32)
+        if insert:
+            check_learns("Group.look_up", self.store.value)
         if insert and (self.life is None or self.life.admits_all):
             return self._learnt(keys.tables, keys.ids, keys.offsets), unseen
         if insert:

@@ -18,7 +18,7 @@ from cupyrec.ops.unique_keys import unique_keys
 __all__ = ["check_vectors", "digest", "export_rows", "exported", "import_vectors"]
 
 _ROWS = 1 << 16  # rows at a time
-_LARGEST_HALF = float(np.finfo(np.float16).max)
+_LARGEST = {"float16": float(np.finfo(np.float16).max), "int8": 2.0**127}
 
 
 def export_rows(group: Group, first: int, stop: int) -> Rows:
@@ -74,7 +74,7 @@ def check_vectors(where: str, vectors: np.ndarray, dtype: str) -> None:
     Raises
     ------
     ValueError
-        A number is not finite, or for float16 too large.
+        A number is not finite, or for float16 or int8 too large.
 
     Examples
     --------
@@ -85,9 +85,10 @@ def check_vectors(where: str, vectors: np.ndarray, dtype: str) -> None:
     """
     if bad := int((~np.isfinite(vectors).all(axis=1)).sum()):
         raise ValueError(f"{where}: 'vectors' must be finite, got {bad} of {len(vectors)} not.")
-    if dtype == "float16" and (largest := np.abs(vectors).max(initial=0)) > _LARGEST_HALF:
+    most, largest = _LARGEST.get(dtype, np.inf), np.abs(vectors).max(initial=0)
+    if largest > most:
         raise ValueError(
-            f"{where}: 'vectors' must lie within float16, up to {_LARGEST_HALF:g}, got {largest:g}."
+            f"{where}: 'vectors' must lie within {dtype}, up to {most:g}, got {largest:g}."
         )
 
 

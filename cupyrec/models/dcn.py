@@ -33,7 +33,7 @@ class DCN(nn.Module):
     dropout : float
         Rate in the layers of the MLP.
     embedding_dtype : str
-        Of the embedding vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
+        Of embedding vectors in memory: ``float32``, ``float16``, ``bfloat16``; to serve ``int8``.
     batch_norm : bool
         Whether layers of the MLP are normalized over the batch, see `FusedMLP`.
 

@@ -37,7 +37,7 @@ class DLRM(nn.Module):
     output_padding : int
         Zero columns after the products.
     embedding_dtype : str
-        Of the embedding vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
+        Of embedding vectors in memory: ``float32``, ``float16``, ``bfloat16``; to serve ``int8``.
     batch_norm : bool
         Whether hidden layers of the top MLP are normalized over the batch, see `FusedMLP`.
 

@@ -25,7 +25,7 @@ class FM(nn.Module):
     embedding_dim : int
         D.
     embedding_dtype : str
-        Of the rows in memory: ``float32``, ``float16`` or ``bfloat16``.
+        Of rows in memory: ``float32``, ``float16``, ``bfloat16``; to serve ``int8``.
 
     Raises
     ------

@@ -51,7 +51,7 @@ class LR(nn.Module):
         0 for a log without numeric features.
     num_tables : int
     embedding_dtype : str
-        Of the weights of ids in memory: ``float32``, ``float16`` or ``bfloat16``.
+        Of weights of ids in memory: ``float32``, ``float16``, ``bfloat16``; to serve ``int8``.
 
     Raises
     ------

@@ -79,7 +79,7 @@ class SharedBottom(nn.Module):
     dropout : float
         Rate in the layers of all MLPs.
     embedding_dtype : str
-        Of the embedding vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
+        Of embedding vectors in memory: ``float32``, ``float16``, ``bfloat16``; to serve ``int8``.
     batch_norm : bool
         Whether layers with ReLU of all MLPs are normalized over the batch, see `FusedMLP`.
 

@@ -34,7 +34,7 @@ class PNN(nn.Module):
     dropout : float
         Rate in them.
     embedding_dtype : str
-        Of the embedding vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
+        Of embedding vectors in memory: ``float32``, ``float16``, ``bfloat16``; to serve ``int8``.
     batch_norm : bool
         Whether hidden layers of the MLP are normalized over the batch, see `FusedMLP`.
 

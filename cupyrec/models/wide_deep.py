@@ -32,7 +32,7 @@ class WideDeep(nn.Module):
     dropout : float
         Rate in them.
     embedding_dtype : str
-        Of the rows in memory: ``float32``, ``float16`` or ``bfloat16``.
+        Of rows in memory: ``float32``, ``float16``, ``bfloat16``; to serve ``int8``.
     batch_norm : bool
         Whether hidden layers of the MLP are normalized over the batch, see `FusedMLP`.
 

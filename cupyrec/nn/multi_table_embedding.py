@@ -98,7 +98,7 @@ class MultiTableEmbedding(Tables, Module):
     padding_idx : int, optional
         An id that has no row, the vector zero and no part in a mean.
     dtype : str
-        Of the vectors in memory: ``float32``, ``float16`` or ``bfloat16``.
+        Of the vectors in memory: ``float32``, ``float16``, ``bfloat16`` or, to serve, ``int8``.
     dense_updates : bool
         Whether optimizers move every row in every step; for tables that are small.
     tier : Memory, CachedHost or CachedSSD, optional

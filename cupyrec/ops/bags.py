@@ -22,7 +22,7 @@ import numpy as np
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.embedding_rows import RowMemory, scratch, value_addresses, value_vector
-from cupyrec.ops.row_memory import check_room
+from cupyrec.ops.row_memory import check_learns, check_room
 from cupyrec.ops.vector_sums import AHEAD, add_vectors, ask_for, vector_of
 
 __all__ = [
@@ -346,7 +346,7 @@ def weight_gradient(
     Raises
     ------
     ValueError, TypeError
-        Shapes, dtypes or devices that don't agree, D = 0. Numbers are not checked.
+        Shapes, dtypes or devices that don't agree, D = 0, rows of int8. Numbers are not checked.
 
     Examples
     --------
@@ -357,6 +357,7 @@ def weight_gradient(
     >>> weight_gradient(memory, np.array([1, 0]), inverse, unseen, bags, grad)
     array([9., 0., 8.], dtype=float32)
     """
+    check_learns("weight_gradient", memory.value)
     _check_lookup("weight_gradient", memory, rows, inverse, unseen, "grad", grad)
     errors.dtype("weight_gradient", "bags", bags, np.int64)
     errors.axes("weight_gradient", inverse=(inverse, "N"), bags=(bags, "N"))

@@ -33,6 +33,7 @@ from cupyrec.ops.adam_history import AdamHistory
 from cupyrec.ops.row_memory import (
     Rounding,
     RowMemory,
+    check_learns,
     check_rounding,
     read_vector,
     rounding_arguments,
@@ -176,6 +177,7 @@ _caught_up_vectors = Kernel(
 
 
 def _check(where: str, memory: RowMemory, rows: Any, width: int) -> None:
+    check_learns(where, memory.value)
     errors.dtype(where, "rows", rows, np.int64)
     errors.axes(where, rows=(rows, "U"))
     errors.dtype(where, "memory.chunks", memory.chunks, np.uint64)

@@ -21,9 +21,12 @@ from numba import carray
 from cupyrec import arrays, cpu, errors
 from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.halves import in_float32, value_macros
+from cupyrec.ops.int8_codec import int8_encode
 from cupyrec.ops.row_memory import (
+    INT8,
     Rounding,
     RowMemory,
+    check_learns,
     check_room,
     check_rounding,
     read_vector,
@@ -42,7 +45,7 @@ from cupyrec.ops.stochastic_rounding import BFLOAT16, FLOAT16, FLOAT32
 from cupyrec.ops.vector_sums import AHEAD, ask_far, vector_at, vector_of
 
 __all__ = [
-    "BFLOAT16", "FLOAT16", "FLOAT32", "Rounding", "RowMemory", "check_rows", "gather_rows",
+    "BFLOAT16", "FLOAT16", "FLOAT32", "INT8", "Rounding", "RowMemory", "check_rows", "gather_rows",
     "read_vector", "row_at", "row_kernel", "row_of", "scratch", "state_at", "update_rows",
     "update_rows_cpu", "value_addresses", "value_vector", "vector_words", "write_rows",
     "write_vector",
@@ -57,7 +60,7 @@ _0, _1 = np.uint64(0), np.uint64(1)
 def value_addresses(memory, rows, inverse, unseen, scratch) -> np.ndarray:
     """Address of the vector of each value, 0 for padding, then AHEAD zeros.
 
-    That of a vector of `unseen`, which is contiguous, is made odd where rows are of 16 bits.
+    That of a vector of `unseen`, which is contiguous, is made odd where rows are not of float32.
     """
     width = unseen.shape[1]
     start = np.uint64(unseen.ctypes.data) + (_0 if scratch is None else _1)
@@ -167,7 +170,7 @@ def check_rows(
     Raises
     ------
     ValueError, TypeError
-        They are not.
+        They are not, or the rows are of int8, which don't learn.
 
     Examples
     --------
@@ -177,6 +180,7 @@ def check_rows(
         ...
     ValueError: f: rows must have 6 words for 'g' (1, 3) and the state, got a stride of 4.
     """
+    check_learns(where, memory.value)
     errors.dtype(where, "rows", rows, np.int64)
     errors.dtype(where, "g", g, np.float32)
     errors.axes(where, rows=(rows, "U"), g=(g, "U D"))
@@ -264,6 +268,15 @@ def update_rows_cpu(
 
 
 # Gather, write
+
+
+def _encoded(xp: ModuleType, vectors: Any) -> Any:
+    """The words of vectors in rows of int8: the scale, then the codes."""
+    codes, scales = int8_encode(vectors)
+    words = xp.zeros((len(vectors), vector_words(vectors.shape[1], INT8)), np.float32)
+    words[:, 0] = scales
+    words.view(np.int8)[:, 4 : 4 + vectors.shape[1]] = codes
+    return words
 
 
 def gather_rows(memory: RowMemory, rows: Any, inverse: Any, unseen: Any, out: Any) -> None:
@@ -366,6 +379,9 @@ def write_rows(
     check_room("write_rows", memory, "vectors", vectors, state)
     keys = check_rounding("write_rows", memory, rounding, count)
     xp = arrays.namespace("write_rows", memory.chunks, vectors, states, *keys)
+    if memory.value == INT8:  # words like those of float32, once they are encoded
+        vectors, memory = _encoded(xp, vectors), memory._replace(value=FLOAT32)
+        width = vectors.shape[1]
     vectors, states = xp.ascontiguousarray(vectors), xp.ascontiguousarray(states)
     if xp is not np:
         aligned = math.gcd(state, vector_words(width, memory.value))

@@ -11,6 +11,7 @@ is (x / s) * 127 up to 2^-16,
 
 Each operation is rounded once, so that codes are the same on every device. A magnitude below 2^-126
 counts as 0, of x and of x'; s / 127 may lie below, so that x' is right for the smallest s too.
+Encoded to the nearest, x' up to 2^127 comes out as itself again; beyond, it may be infinite.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Where embedding rows lie in memory, and how loops reach them.
 
-A row is a whole number of 4-byte words: its vector of D numbers, of 32 or 16 bits, padded to words;
-then the optimizer's state, a word (float32 or int32) each; then padding to `stride` words, a
-multiple of 4. Rows lie in chunks of 2^k rows that never move: row r is row r % 2^k of chunk
-r // 2^k.
+A row is a whole number of 4-byte words: its vector of D numbers, of 32 or 16 bits, or a scale in
+float32 and D numbers of 8 bits, padded to words; then the optimizer's state, a word (float32 or
+int32) each; then padding to `stride` words, a multiple of 4. Rows lie in chunks of 2^k rows that
+never move: row r is row r % 2^k of chunk r // 2^k.
 
 Vectors of 16 bits are widened to float32 on reading, and rounded at random on writing: see
-`cupyrec.ops.stochastic_rounding`. Kernels reach rows by kernels/row_memory.cuh.
+`cupyrec.ops.stochastic_rounding`. Those of 8 bits are `cupyrec.ops.int8_codec`'s: written once,
+rounded to the nearest, then only read. Kernels reach rows by kernels/row_memory.cuh.
 """
 
 from __future__ import annotations
@@ -17,14 +18,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyrec import cpu, errors
-from cupyrec.ops.stochastic_rounding import FLOAT32, check_counters, round_vector, widen_vector
+from cupyrec.ops.int8_codec import decode_rows
+from cupyrec.ops.stochastic_rounding import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    check_counters,
+    round_vector,
+    widen_vector,
+)
 from cupyrec.ops.vector_sums import vector_at
 
 __all__ = [
-    "Rounding", "RowMemory", "check_room", "check_rounding", "read_vector", "rounding_arguments",
-    "rounding_block", "row_address", "row_addresses", "row_at", "row_of", "scratch",
-    "state_at", "vector_words", "write_vector",
+    "INT8", "Rounding", "RowMemory", "check_learns", "check_room", "check_rounding", "is_half",
+    "read_vector", "rounding_arguments", "rounding_block", "row_address", "row_addresses", "row_at",
+    "row_of", "scratch", "state_at", "vector_words", "write_vector",
 ]  # fmt: skip
+
+INT8 = 3  # beside FLOAT32, FLOAT16, BFLOAT16, as in kernels/row_memory.cuh
 
 _AHEAD = 32  # rows
 
@@ -41,7 +52,7 @@ class RowMemory(NamedTuple):
     stride : int
         Words a row, state and padding included; a multiple of 4.
     value : int
-        Format of the vectors: FLOAT32, FLOAT16 or BFLOAT16.
+        Format of the vectors: FLOAT32, FLOAT16, BFLOAT16 or INT8.
 
     Examples
     --------
@@ -57,7 +68,7 @@ class RowMemory(NamedTuple):
 
 
 class Rounding(NamedTuple):
-    """What vectors of 16 bits are rounded by; those of float32 need none.
+    """What vectors of 16 bits are rounded by; others need none.
 
     Attributes
     ----------
@@ -86,10 +97,26 @@ def vector_words(width: int, value: int = FLOAT32) -> int:
 
     Examples
     --------
-    >>> vector_words(5), vector_words(5, value=2)
-    (5, 3)
+    >>> vector_words(5), vector_words(5, value=BFLOAT16), vector_words(5, value=INT8)
+    (5, 3, 3)
     """
+    if value == INT8:
+        return 1 + (width + 3) // 4
     return width if value == FLOAT32 else (width + 1) // 2
+
+
+_words = cpu.exact_inline(vector_words)
+
+
+def is_half(value: int) -> bool:
+    """Return whether vectors of this format are of 16 bits, and rounded at random.
+
+    Examples
+    --------
+    >>> is_half(FLOAT16), is_half(INT8)
+    (True, False)
+    """
+    return value in (FLOAT16, BFLOAT16)
 
 
 # What CPU loops reach a row by: read_vector, change it and state_at, write_vector. What None means
@@ -97,7 +124,7 @@ def vector_words(width: int, value: int = FLOAT32) -> int:
 
 
 def scratch(memory: RowMemory, width: int) -> np.ndarray | None:
-    """Return where a loop widens vectors of 16 bits to; None where vectors are float32.
+    """Return where a loop widens vectors to; None where they are float32.
 
     Examples
     --------
@@ -170,7 +197,11 @@ def read_vector(memory, words, width, scratch) -> np.ndarray:
     """
     if scratch is None:
         return words[:width]
-    widen_vector(words.view(np.uint16), memory.value, scratch)
+    if memory.value == INT8:
+        codes = words.view(np.int8)[4 : 4 + width].reshape(1, width)
+        decode_rows(codes, words[:1], None, scratch.reshape(1, width))
+    else:
+        widen_vector(words.view(np.uint16), memory.value, scratch)
     return scratch
 
 
@@ -203,7 +234,7 @@ def write_vector(memory, words, vector, rounding, u) -> None:
 @cpu.exact_loop
 def state_at(memory, words, width) -> np.ndarray:
     """The words of a row behind its vector of `width`, as float32; their `view` gives int32."""
-    return words[width if memory.value == FLOAT32 else (width + 1) // 2 :]
+    return words[_words(width, memory.value) :]
 
 
 def check_room(where: str, memory: RowMemory, name: str, array: Any, state: int) -> None:
@@ -227,6 +258,22 @@ def check_room(where: str, memory: RowMemory, name: str, array: Any, state: int)
         )
 
 
+def check_learns(where: str, value: int) -> None:
+    """Raise unless vectors of this format may learn.
+
+    Examples
+    --------
+    >>> check_learns("f", INT8)
+    Traceback (most recent call last):
+        ...
+    ValueError: f: rows must be of float32, float16 or bfloat16 to learn, got int8.
+    """
+    if value == INT8:
+        raise ValueError(
+            f"{where}: rows must be of float32, float16 or bfloat16 to learn, got int8."
+        )
+
+
 def check_rounding(where: str, memory: RowMemory, rounding: Rounding | None, count: int) -> tuple:
     """Return the arrays of `rounding`, which must be there just where rows are of 16 bits.
 
@@ -239,13 +286,14 @@ def check_rounding(where: str, memory: RowMemory, rounding: Rounding | None, cou
     ValueError: f: 'rounding' must be given for rows of 16 bits, got None.
     """
     if rounding is None:
-        if memory.value != FLOAT32:
+        if is_half(memory.value):
             raise ValueError(f"{where}: 'rounding' must be given for rows of 16 bits, got None.")
         return ()
     tables, ids, seed, step = rounding
-    if memory.value == FLOAT32:
+    if not is_half(memory.value):
+        name = "int8" if memory.value == INT8 else "float32"
         raise ValueError(
-            f"{where}: 'rounding' must be None for rows of float32, got one of step {step}."
+            f"{where}: 'rounding' must be None for rows of {name}, got one of step {step}."
         )
     errors.dtype(where, "rounding.tables", tables, np.uint32)
     errors.dtype(where, "rounding.ids", ids, np.int64)

@@ -17,7 +17,7 @@ import numpy as np
 from cupyrec import arrays
 from cupyrec.autograd import Function, Tensor, numbered
 from cupyrec.kernel import blocks
-from cupyrec.ops.embedding_rows import FLOAT32, RowMemory, gather_rows
+from cupyrec.ops.embedding_rows import FLOAT32, INT8, RowMemory, gather_rows
 
 __all__ = ["OPTIONAL", "PARAMETERS", "RowVectors", "kernel_source", "pays"]
 
@@ -35,13 +35,15 @@ def pays(width: int, value: int, dtype: Any, learns: bool) -> bool:
 
     Gathered, a row is read once, and as a vector of `dtype` written and read: twice if there is a
     gradient to take. Else it is read in its place each time, in whole sectors, and one sector more
-    for its number.
+    for its number. Rows of int8 are always gathered, as no op would decode them each time.
 
     Examples
     --------
     >>> pays(16, FLOAT32, np.float32, learns=True), pays(4, FLOAT32, np.float32, learns=True)
     (True, False)
     """
+    if value == INT8:
+        return False
     reads, vector = 1 + learns, width * np.dtype(dtype).itemsize
     row = _SECTOR * (blocks(width * (4 if value == FLOAT32 else 2), _SECTOR) + 1)
     return reads * row <= row + (1 + reads) * vector

@@ -17,6 +17,7 @@ from cupyrec.autograd import Tensor
 from cupyrec.embedding import Group, RowGradients, StatePart
 from cupyrec.ops.clip_scale import clip_scale, sum_squares
 from cupyrec.ops.embedding_rows import Rounding, RowMemory
+from cupyrec.ops.row_memory import check_learns
 from cupyrec.optim.agreement import check_ranks
 from cupyrec.optim.gradient_scaler import GradientScaler
 from cupyrec.optim.parameter_group import ParameterGroup
@@ -137,6 +138,8 @@ class Optimizer(ABC):
             raise ValueError(f"{where}: 'parameters' must not be empty, got none.")
         if len({id(p) for p in held}) < len(held):
             raise ValueError(f"{where}: a parameter must be in one parameter group, got it in two.")
+        for group in self.groups:
+            check_learns(where, group.store.value)
         for p in self.parameters:
             errors.dtype(where, "parameters", p.data, np.float32)
 
