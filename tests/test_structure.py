@@ -29,14 +29,13 @@ LAYERS = (
     " checkpoint_files checkpoint_fits checkpoint_import checkpoint_reshard checkpoint_shards"
     " config data dense_work from_settings hardware inference interop measure_hardware metrics"
     " migrate plan progress report run_folder step_work table_sizes tensorboard testing"
-    " training zipf"
-    " < cupyrec < checkpoint_commands cli commands data_commands plan_commands resuming __main__"
+    " training zipf < serving < cupyrec < checkpoint_commands cli commands data_commands"
+    " plan_commands resuming serve_commands __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
 READS_ONLY = {"data": {"activity", "errors", "cpu", "arrays", "ragged", "data"}}
 
-ANYWHERE = {"ml_dtypes", "numba", "numpy"}
-ABOVE_MODELS = {"pyarrow", "safetensors", "tqdm"}
+ANYWHERE, ABOVE_MODELS = {"ml_dtypes", "numba", "numpy"}, {"pyarrow", "safetensors", "tqdm"}
 IN_ONE_PLACE = {
     "arrays": {"cupy"},
     "cpu": {"threadpoolctl"},
@@ -46,6 +45,7 @@ IN_ONE_PLACE = {
     "nvrtc": {"cuda", "cupy"},
     "parallel": {"mpi4py"},
     "report": {"matplotlib"},
+    "serving": {"orjson", "prometheus_client", "starlette", "uvicorn"},
     "tensorboard": {"tensorboardX"},
 }
 COMMANDS = {"cli", "commands", "checkpoint_commands", "data_commands", "plan_commands"}

@@ -1,0 +1,211 @@
+"""Requests to batches: while one is computed in a thread, the next collects in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupyrec.ragged import Bags
+
+__all__ = ["Batcher", "Full"]
+
+logger = logging.getLogger("cupyrec")
+
+_Compute = Callable[[Any, Any], tuple[np.ndarray, str]]
+
+
+class Full(Exception):
+    """As many rows wait as may."""
+
+
+class _Waiting(NamedTuple):
+    dense: np.ndarray
+    ids: np.ndarray | Bags
+    is_gone: Callable[[], bool]
+    answer: asyncio.Future
+
+
+class Batcher:
+    """Puts requests together, in the order in which they come.
+
+    A request is computed with others as one batch, or alone, but never in two. When the thread that
+    computes is free, it takes what waits; but where it pays, that is as long as the rows fill no
+    block, those are waited for that have just been answered, since a client that got its answer
+    most often sends its next request. So clients that take turns don't fall into two halves, each
+    of which waits for the other, and one alone waits for nobody.
+
+    Parameters
+    ----------
+    compute : callable
+        ``Predictor.probabilities``: (dense, ids) to ((B, T) float32, version). Called in one
+        thread.
+    max_batch : int
+        Rows of a batch.
+    max_delay : float
+        Seconds that a free thread waits for more requests at most.
+    max_queue : int
+        Rows that may wait.
+    block : int
+        Rows that take as long as one.
+
+    Attributes
+    ----------
+    rows : int
+        Of those that wait.
+    observe : callable
+        Called with the number of rows of each batch.
+
+    Examples
+    --------
+    >>> async def ask():
+    ...     batcher = Batcher(lambda dense, ids: (dense.sum(axis=1, keepdims=True), "v1"))
+    ...     asked = [batcher.submit(np.full((n, 2), n, "f"), np.zeros((n, 1), int)) for n in (1, 2)]
+    ...     answers = [(await answer)[0].tolist() for answer in asked]
+    ...     batcher.close()
+    ...     return answers
+    >>> asyncio.run(ask())
+    [[[2.0]], [[4.0], [4.0]]]
+    """
+
+    def __init__(
+        self,
+        compute: _Compute,
+        *,
+        max_batch: int = 4096,
+        max_delay: float = 0.005,
+        max_queue: int = 16384,
+        block: int = 64,
+    ) -> None:
+        self._compute, self._block = compute, min(block, max_batch)
+        self._max_batch, self._max_delay, self._max_queue = max_batch, max_delay, max_queue
+        self._loop = asyncio.get_running_loop()
+        self._waiting: collections.deque[_Waiting] = collections.deque()
+        self._busy = False
+        self._expected = 1  # requests that are worth waiting for
+        self._timer: asyncio.TimerHandle | None = None
+        self.rows = 0
+        self.observe: Callable[[int], None] = lambda rows: None
+        self._batches: queue.SimpleQueue[list[_Waiting] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="cupyrec-serving", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        dense: np.ndarray,
+        ids: np.ndarray | Bags,
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> asyncio.Future:
+        """Return what will be ((B, T) float32, version) of these rows.
+
+        Parameters
+        ----------
+        dense, ids : (B, N) float32, (B, F) int64 or Bags
+        is_gone : callable
+            Whether nobody waits for the answer any more; asked before the rows are computed.
+
+        Raises
+        ------
+        Full
+            Too many rows wait; a request that alone has more than `max_queue` is let in.
+        """
+        if self.rows and self.rows + len(dense) > self._max_queue:
+            raise Full
+        answer = self._loop.create_future()
+        self._waiting.append(_Waiting(dense, ids, is_gone, answer))
+        self.rows += len(dense)
+        if not self._busy:
+            self._advance()
+        return answer
+
+    def close(self) -> None:
+        """End the thread, after the batch that it may compute; who waits is cancelled."""
+        for waiting in self._waiting:
+            waiting.answer.cancel()
+        self._waiting.clear()
+        self._batches.put(None)
+        self._thread.join()
+
+    def _advance(self) -> None:
+        """Give the free thread a batch, or wait for one that is better filled."""
+        enough = self.rows >= self._block or len(self._waiting) >= self._expected
+        if enough or not self._max_delay:
+            self._begin()
+        elif self._timer is None and self._waiting:
+            self._timer = self._loop.call_later(self._max_delay, self._begin)
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch: list[_Waiting] = []
+        rows = 0
+        while self._waiting:
+            size = len(self._waiting[0].dense)
+            if batch and rows + size > self._max_batch:
+                break
+            first = self._waiting.popleft()
+            self.rows -= size
+            if first.is_gone() or first.answer.cancelled():
+                first.answer.cancel()
+            else:
+                batch.append(first)
+                rows += size
+        if batch:
+            self._busy = True
+            self.observe(rows)
+            self._batches.put(batch)
+
+    def _work(self) -> None:
+        """What the thread does: compute batch after batch."""
+        while (batch := self._batches.get()) is not None:
+            outcomes = self._outcomes(batch)
+            try:
+                self._loop.call_soon_threadsafe(self._end, batch, outcomes)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                return
+
+    def _outcomes(self, batch: list[_Waiting]) -> list[Any]:
+        """What comes of each request; where they fail together, of each alone."""
+        try:
+            values, version = self._compute(*_joined(batch))
+        except Exception as error:
+            if len(batch) > 1:
+                return [self._outcomes([one])[0] for one in batch]
+            logger.exception("computing %d rows failed", len(batch[0].dense))
+            return [error]
+        ends = [*itertools.accumulate(len(one.dense) for one in batch)]
+        return [
+            (values[end - len(one.dense) : end], version)
+            for one, end in zip(batch, ends, strict=True)
+        ]
+
+    def _end(self, batch: list[_Waiting], outcomes: list[Any]) -> None:
+        """Hand out what came of a batch, and go on."""
+        self._busy = False
+        for one, outcome in zip(batch, outcomes, strict=True):
+            if one.answer.cancelled():
+                continue
+            if isinstance(outcome, Exception):
+                one.answer.set_exception(outcome)
+            else:
+                one.answer.set_result(outcome)
+        self._expected = len(batch) + len(self._waiting)
+        if self._waiting:
+            self._advance()
+
+
+def _joined(batch: Sequence[_Waiting]) -> tuple[np.ndarray, np.ndarray | Bags]:
+    """The rows of all requests, one after the other."""
+    if len(batch) == 1:
+        return batch[0].dense, batch[0].ids
+    ids = [one.ids for one in batch]
+    together = Bags.joined(ids) if isinstance(ids[0], Bags) else np.concatenate(ids)
+    return np.concatenate([one.dense for one in batch]), together

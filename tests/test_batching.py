@@ -1,0 +1,212 @@
+"""Requests to batches: which are computed together, and what each gets."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from cupyrec.ragged import Bags
+from cupyrec.serving.batching import Batcher, Full
+
+
+class Worker:
+    """Computes row sums, when it may; knows the rows of each call."""
+
+    def __init__(self):
+        self.may, self.calls = threading.Semaphore(0), []
+
+    def __call__(self, dense, ids):
+        assert self.may.acquire(timeout=30)
+        self.calls.append(len(dense))
+        if (dense < 0).any():
+            raise RuntimeError("negative")
+        return dense.sum(axis=1, keepdims=True), f"v{len(self.calls)}"
+
+    def go(self, times=1):
+        self.may.release(times)
+
+
+def rows(count, value=1.0):
+    return np.full((count, 2), value, np.float32), np.zeros((count, 1), np.int64)
+
+
+def tried(check, **options):
+    """Run ``check(batcher, worker)`` in an event loop."""
+
+    async def run():
+        worker = Worker()
+        batcher = Batcher(worker, **options)
+        try:
+            await asyncio.wait_for(check(batcher, worker), 60)
+        finally:
+            worker.go(100)
+            batcher.close()
+
+    asyncio.run(run())
+
+
+def test_what_comes_while_one_is_computed_is_the_next_batch():
+    async def check(batcher, worker):
+        asked = [batcher.submit(*rows(1, value)) for value in range(5)]
+        await asyncio.sleep(0.01)
+        worker.go(2)
+        answers = [await one for one in asked]
+        assert worker.calls == [1, 4]
+        assert [values.tolist() for values, _ in answers] == [[[2.0 * v]] for v in range(5)]
+        assert [version for _, version in answers] == ["v1", "v2", "v2", "v2", "v2"]
+
+    tried(check)
+
+
+def test_one_alone_waits_for_nobody():
+    async def check(batcher, worker):
+        worker.go(20)
+        for _ in range(20):
+            await asyncio.wait_for(batcher.submit(*rows(1)), 10)
+        assert worker.calls == [1] * 20
+
+    tried(check, max_delay=60)
+
+
+def test_clients_that_take_turns_come_to_be_one_batch():
+    async def check(batcher, worker):
+        async def client(number):
+            await asyncio.sleep(0.001 * number)
+            for _ in range(10):
+                await batcher.submit(*rows(1))
+                await asyncio.sleep(0.001 * (number % 4))
+
+        async def work():
+            while True:
+                await asyncio.sleep(0.02)
+                worker.go()
+
+        working = asyncio.create_task(work())
+        await asyncio.gather(*map(client, range(8)))
+        working.cancel()
+        assert worker.calls.count(8) >= 8
+        assert sum(worker.calls) == 80
+
+    tried(check, max_delay=5)
+
+
+def test_a_client_that_stays_away_is_waited_for_once():
+    async def check(batcher, worker):
+        asked = [batcher.submit(*rows(1)) for _ in range(4)]
+        worker.go()
+        await asked[0]
+        asked.append(batcher.submit(*rows(1)))  # who was answered
+        worker.go(100)
+        await asyncio.gather(*asked)
+        assert worker.calls == [1, 4]
+        start = asyncio.get_running_loop().time()
+        await batcher.submit(*rows(1))
+        waited = asyncio.get_running_loop().time() - start
+        assert 2 <= waited < 30
+        for _ in range(20):
+            await batcher.submit(*rows(1))
+        assert asyncio.get_running_loop().time() - start - waited < 20 * 2
+
+    tried(check, max_delay=2)
+
+
+def test_full_blocks_wait_for_nobody():
+    async def check(batcher, worker):
+        worker.go(100)
+        await asyncio.gather(*(batcher.submit(*rows(64)) for _ in range(4)))
+        await asyncio.wait_for(batcher.submit(*rows(64)), 10)
+        assert sum(worker.calls) == 5 * 64
+
+    tried(check, max_delay=60, block=64)
+
+
+def test_no_request_is_in_two_batches():
+    async def check(batcher, worker):
+        asked = [batcher.submit(*rows(count, count)) for count in (1, 5, 4, 3, 12, 1)]
+        worker.go(10)
+        sizes = [len((await one)[0]) for one in asked]
+        assert sizes == [1, 5, 4, 3, 12, 1]
+        assert worker.calls == [1, 9, 3, 12, 1]
+
+    tried(check, max_batch=10)
+
+
+def test_a_full_queue():
+    async def check(batcher, worker):
+        asked = [batcher.submit(*rows(1)), batcher.submit(*rows(6)), batcher.submit(*rows(4))]
+        assert batcher.rows == 10
+        with pytest.raises(Full):
+            batcher.submit(*rows(1))
+        worker.go(10)
+        assert [len((await one)[0]) for one in asked] == [1, 6, 4]
+        assert batcher.rows == 0
+        assert len((await batcher.submit(*rows(11)))[0]) == 11  # for a while there is nothing else
+
+    tried(check, max_queue=10)
+
+
+def test_rows_of_clients_that_are_gone_are_not_computed():
+    async def check(batcher, worker):
+        first = batcher.submit(*rows(1))
+        gone = batcher.submit(*rows(7), lambda: True)
+        cancelled = batcher.submit(*rows(20))
+        cancelled.cancel()
+        stays = batcher.submit(*rows(2), lambda: False)
+        worker.go(10)
+        await first
+        assert len((await stays)[0]) == 2
+        assert worker.calls == [1, 2]
+        assert gone.cancelled()
+        assert batcher.rows == 0
+
+    tried(check)
+
+
+def test_one_that_fails_takes_none_along():
+    async def check(batcher, worker):
+        asked = [batcher.submit(*rows(1, value)) for value in (0, 1, -1, 2)]
+        worker.go(100)
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert [o if isinstance(o, Exception) else o[0].item() for o in outcomes][:2] == [0, 2]
+        assert isinstance(outcomes[2], RuntimeError)
+        assert outcomes[3][0].item() == 4
+        assert worker.calls == [1, 3, 1, 1, 1]
+
+    tried(check)
+
+
+def test_bags_are_put_side_by_side():
+    async def check(batcher, worker):
+        seen = []
+
+        def compute(dense, ids):
+            assert worker.may.acquire(timeout=30)
+            seen.append(ids)
+            return dense[:, :1], "v"
+
+        batcher._compute = compute
+        bags = [Bags(np.arange(n), np.array([0, 1, n]), 2) for n in (2, 3, 4)]
+        dense = np.zeros((1, 1), np.float32)
+        asked = [batcher.submit(dense, one) for one in bags]
+        worker.go(10)
+        await asyncio.gather(*asked)
+        assert [ids.shape for ids in seen] == [(1, 2), (2, 2)]
+        assert seen[1].ids.tolist() == [0, 1, 2, 0, 1, 2, 3]
+        assert seen[1].offsets.tolist() == [0, 1, 3, 4, 7]
+
+    tried(check)
+
+
+def test_closing_cancels_who_waits():
+    async def run():
+        worker = Worker()
+        batcher = Batcher(worker)
+        asked = [batcher.submit(*rows(1)) for _ in range(2)]
+        worker.go(1)
+        batcher.close()
+        await asyncio.sleep(0.01)
+        assert (len((await asked[0])[0]), asked[1].cancelled()) == (1, True)
+        assert not batcher._thread.is_alive()
+
+    asyncio.run(run())
