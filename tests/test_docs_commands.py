@@ -2,6 +2,7 @@
 
 import argparse
 import configparser
+import inspect
 import re
 import runpy
 import shlex
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cupyrec import cli
+from cupyrec import cli, config
+from cupyrec.from_settings import MODELS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -127,6 +129,15 @@ def test_commands_are_what_their_programs_take(page, script):
         check(words, script)
     for words in mentions(text):
         check_mention(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_are_settings(page):
+    names = re.findall(r"--set\s+([a-z]+)\.(\w+)=", page.read_text("utf-8"))
+    models = [set(inspect.signature(model).parameters) for model in MODELS.values()]
+    for section, key in names:
+        known = set(config.DEFAULTS[section])
+        assert key in (known.union(*models) if section == "model" else known), (section, key)
 
 
 def test_wrong_commands_are_seen(script):
