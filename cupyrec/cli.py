@@ -29,8 +29,8 @@ __all__ = ["main"]
 
 _CODES = (
     "Exit codes: 0 done, 1 failed or stalled, 2 wrong usage, 130 interrupted by Ctrl-C, 143 ended "
-    "by SIGTERM. 'checkpoint diff' returns 1 if there is a difference. A training that a signal "
-    "ends saves a checkpoint first."
+    "by SIGTERM. 'checkpoint diff' returns 1 if there is a difference, 'doctor' if something is "
+    "wrong. A training that a signal ends saves a checkpoint first."
 )
 _MOMENT = 2.0  # seconds in which rank 0 says what is wrong
 
@@ -57,6 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
             from cupyrec import checkpoint_commands as commands
         elif options.command == "data":
             from cupyrec import data_commands as commands
+        elif options.command == "doctor":
+            from cupyrec import doctor as commands
         elif options.command == "plan":
             from cupyrec import plan_commands as commands
         else:
@@ -67,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
             _refuse_ranks(options.command)
             with ending():  # others of several ranks end by a signal in their own way
                 return work(options) or 0
+        if options.command == "doctor" and _launched_rank() != "0":
+            return 0  # one tells, and starts no MPI, which may be what is broken
         return work(options) or 0
     except UsageError as error:
         return _fail(error, 2)
@@ -100,8 +104,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
 
     Usage needs no MPI, so the rank is the one that launchers tell.
     """
-    names = "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"
-    if next((os.environ[name] for name in names if name in os.environ), "0") == "0":
+    if _launched_rank() == "0":
         return _parser().parse_args(arguments)
     nothing = io.StringIO()
     with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
@@ -118,6 +121,11 @@ def _interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error
+
+
+def _launched_rank() -> str:
+    names = "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"
+    return next((os.environ[name] for name in names if name in os.environ), "0")
 
 
 def _refuse_ranks(command: str) -> None:
@@ -189,6 +197,8 @@ def _parser() -> argparse.ArgumentParser:
         if name == "predict":
             command.add_argument("--output", required=True, metavar="F.{npy,parquet,csv}")
             command.add_argument("--overwrite", action="store_true", help="replace the output")
+    doctor = commands.add_parser("doctor", help="what is there, what is missing, how to get it")
+    doctor.set_defaults(run="doctor")
     _add_plan(commands.add_parser("plan", help="whether and how a training fits into hardware"))
     report = commands.add_parser("report", help="draw a run: one page, report.html in its folder")
     report.set_defaults(run="report")
