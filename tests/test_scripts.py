@@ -56,7 +56,7 @@ ELSEWHERE = {
     "accuracy_gate.py", "auc_parity.py", "bench_data.py", "bench_exchange.py",
     "bench_exchange_ranks.py", "bench_life.py", "bench_peer_deepctr.py", "bench_peer_rocksdb.py",
     "bench_stores.py",
-    "chaos_stores.py", "gpu_ranks.py",
+    "chaos_serving.py", "chaos_stores.py", "gpu_ranks.py",
 }  # fmt: skip
 
 
