@@ -74,14 +74,14 @@ class Serving:
         self.said = ""
         self._reads = threading.Thread(target=self._read, daemon=True)
         self._reads.start()
-        found = self.waits_for(r"serving (\w+) version \w+ at http://([\d.]+):(\d+)")
+        found = self.check_says(r"serving (\w+) version \w+ at http://([\d.]+):(\d+)")
         self.name, self.host, self.port = found[1], found[2], int(found[3])
 
     def _read(self):
         for line in self.process.stderr:
             self.said += line
 
-    def waits_for(self, pattern, seconds=60):
+    def check_says(self, pattern, seconds=60):
         end = time.monotonic() + seconds
         while not (found := re.search(pattern, self.said)):
             assert time.monotonic() < end, self.said

@@ -124,7 +124,7 @@ def test_requests_that_are_refused(ask, content, headers, status, said):
 
 def test_a_failure_stands_in_the_log_alone(server, ask):
     infer(ask, (3000, 1))
-    assert "RuntimeError: asked to fail" in server.waits_for(r"(?s)computing.*asked to fail")[0]
+    assert "RuntimeError: asked to fail" in server.check_says(r"(?s)computing.*asked to fail")[0]
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -206,7 +206,7 @@ def test_newer_checkpoints(tmp_path):
             server.file.write_text("v2")
             client.load_model("sums")
             assert client.get_model_metadata("sums")["versions"] == ["v2"]
-            server.waits_for("serving version v2 instead of v1")
+            server.check_says("serving version v2 instead of v1")
             server.file.write_text("bad")
             with pytest.raises(Exception, match="checkpoint: must be one, got none."):
                 client.load_model("sums")
@@ -218,11 +218,11 @@ def test_newer_checkpoints(tmp_path):
 def test_a_folder_is_watched(tmp_path):
     with serving(tmp_path, watch=0.05) as server:
         server.file.write_text("bad")
-        server.waits_for("no newer checkpoint is served: checkpoint: must be one, got none.")
+        server.check_says("no newer checkpoint is served: checkpoint: must be one, got none.")
         time.sleep(0.5)
         assert server.said.count("no newer checkpoint") == 1
         server.file.write_text("v3")
-        server.waits_for("serving version v3 instead of v1")
+        server.check_says("serving version v3 instead of v1")
         assert asks(server, body((1, 2)))[2]["model_version"] == "v3"
 
 
@@ -258,4 +258,4 @@ def test_no_answer_is_lost_or_mixed_while_versions_change(tmp_path):
 def test_the_access_log(tmp_path):
     with serving(tmp_path, access_log=True) as server:
         asks(server, body((1, 2)))
-        server.waits_for(r"POST /v2/models/sums/infer 200 in \d+\.\d ms")
+        server.check_says(r"POST /v2/models/sums/infer 200 in \d+\.\d ms")

@@ -237,7 +237,7 @@ def test_what_is_under_way_is_answered(tmp_path, number):
         assert idle.getresponse().read() == b'{"ready":true}'
         thread, answers = begun(server, 2)
         server.send(number)
-        server.waits_for("ending after the requests under way")
+        server.check_says("ending after the requests under way")
         time.sleep(0.1)
         idle.request("GET", "/v2/health/ready")  # which was on its way
         answer = idle.getresponse()
@@ -256,7 +256,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
         thread, answers = begun(server, 20)
         start = time.monotonic()
         server.send(signal.SIGTERM)
-        server.waits_for("a second signal ends at once")
+        server.check_says("a second signal ends at once")
         server.send(signal.SIGTERM)
         assert server.code() == 143
         thread.join()
@@ -279,7 +279,7 @@ def test_sighup_looks_for_a_newer_checkpoint(tmp_path):
     with serving(tmp_path) as server:
         server.file.write_text("v2")
         server.send(signal.SIGHUP)
-        server.waits_for("serving version v2 instead of v1")
+        server.check_says("serving version v2 instead of v1")
 
 
 def test_addresses_that_are_none():
