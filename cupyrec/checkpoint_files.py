@@ -159,7 +159,14 @@ def read_manifest(path: str | os.PathLike, *, delta: bool = False) -> dict[str, 
     """
     file = Path(path) / "manifest.json"
     if not file.is_file():
-        raise FileNotFoundError(f"checkpoint: '{path}' must be a checkpoint folder, got no {file}.")
+        if not Path(path).exists():
+            raise FileNotFoundError(
+                f"checkpoint: '{path}' must be a checkpoint folder, found nothing there."
+            )
+        raise FileNotFoundError(
+            f"checkpoint: '{path}' must be a checkpoint folder, got no {file}: a run has one after "
+            "its first save."
+        )
     try:
         manifest = json.loads(file.read_text("utf-8"))
         version, crc32 = manifest["format"], manifest.pop("crc32", None)
@@ -170,7 +177,8 @@ def read_manifest(path: str | os.PathLike, *, delta: bool = False) -> dict[str, 
     if version not in (2, FORMAT, DELTA):
         raise ValueError(
             f"checkpoint: format of '{path}' must be from 2 to {DELTA}, got {version} "
-            f"(written by cupyrec {manifest.get('cupyrec')}; this is {__version__})."
+            f"(written by cupyrec {manifest.get('cupyrec')}; this is {__version__}). "
+            "Use the version that wrote it."
         )
     if crc32 != _crc32(manifest):
         raise ValueError(

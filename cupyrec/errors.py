@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 __all__ = [
-    "at_least_0", "axes", "columns", "count", "dtype", "naming", "number", "positive", "rank",
-    "rate", "vectors",
+    "at_least_0", "axes", "columns", "count", "dtype", "few", "naming", "number", "positive",
+    "rank", "rate", "vectors",
 ]  # fmt: skip
 
 
@@ -128,6 +128,18 @@ def dtype(where: str, name: str, array: Any, *allowed: Any) -> None:
     if array.dtype not in [np.dtype(d) for d in allowed]:
         names = " or ".join(np.dtype(d).name for d in allowed)
         raise TypeError(f"{where}: '{name}' must be {names}, got {array.dtype}.")
+
+
+def few(names: Iterable[str], most: int = 12) -> str:
+    """Return names for a sentence, of many the first.
+
+    Examples
+    --------
+    >>> few(["click", "user", "city"], most=2)
+    'click, user, …'
+    """
+    names = list(names)
+    return ", ".join(names[:most] + ["…"] * (len(names) > most))
 
 
 @contextlib.contextmanager

@@ -51,7 +51,8 @@ def test_other_formats_are_refused(tmp_path):
         rewrite_manifest(tmp_path / "c", lambda m, v=version: m.update(format=v, cupyrec="9.1"))
         text = (
             f"checkpoint: format of '{tmp_path / 'c'}' must be from 2 to 4, got {version} "
-            f"(written by cupyrec 9.1; this is {cupyrec.__version__})."
+            f"(written by cupyrec 9.1; this is {cupyrec.__version__}). "
+            "Use the version that wrote it."
         )
         with pytest.raises(ValueError, match=sentence(text)):
             checkpoint.load(tmp_path / "c", dlrm())
@@ -87,8 +88,14 @@ def test_what_exists_is_left_alone(tmp_path):
         text = sentence(f"checkpoint.save: '{tmp_path / name}' must not exist yet.")
         with pytest.raises(FileExistsError, match=text):
             checkpoint.save(tmp_path / name, dlrm())
-    with pytest.raises(FileNotFoundError, match="must be a checkpoint folder, got no "):
-        checkpoint.load(tmp_path / "c", dlrm())
+    manifest = tmp_path / "c" / "manifest.json"
+    for path, found in [
+        (tmp_path / "c", f"got no {manifest}: a run has one after its first save"),
+        (tmp_path / "none", "found nothing there"),
+    ]:
+        text = sentence(f"checkpoint: '{path}' must be a checkpoint folder, {found}.")
+        with pytest.raises(FileNotFoundError, match=text):
+            checkpoint.load(path, dlrm())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "f", "l"]
 
 

@@ -58,11 +58,11 @@ def test_without_labels_files_lack_them_or_not(write):
 
 
 @pytest.mark.parametrize(("header", "told"), [
-    ("click,weight,item", "'size': must be there once, for the schema names it, got 0 of that name among 3 columns."),  # noqa: E501
-    ("weight,item,size", "'click': must be there once, for the schema names it, got 0 of that name among 3 columns."),  # noqa: E501
-    ("click,item,size", "'weight': must be there once, for the schema names it, got 0 of that name among 3 columns."),  # noqa: E501
-    ("Click,item,size,weight", "'click': must be there once, for the schema names it, got 0 of that name among 4 columns."),  # noqa: E501
-    ("click,item,size,weight,item", "'item': must be there once, for the schema names it, got 2 of that name among 5 columns."),  # noqa: E501
+    ("click,weight,item", "'size': must be there once, for the schema names it, got 0 of that name among 3 columns: click, weight, item."),  # noqa: E501
+    ("weight,item,size", "'click': must be there once, for the schema names it, got 0 of that name among 3 columns: weight, item, size."),  # noqa: E501
+    ("click,item,size", "'weight': must be there once, for the schema names it, got 0 of that name among 3 columns: click, item, size."),  # noqa: E501
+    ("Click,item,size,weight", "'click': must be there once, for the schema names it, got 0 of that name among 4 columns: Click, item, size, weight."),  # noqa: E501
+    ("click,item,size,weight,item", "'item': must be there once, for the schema names it, got 2 of that name among 5 columns: click, item, size, weight, item."),  # noqa: E501
 ])  # fmt: skip
 def test_a_header_that_does_not_fit(write, header, told):
     good = write("click,item,size,weight\n1,7,2.5,1\n", "good")

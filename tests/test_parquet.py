@@ -257,7 +257,7 @@ def test_a_name_that_is_no_text_is_an_error(tmp_path) -> None:
 def test_columns_are_checked_before_any_is_read(write, tmp_path) -> None:
     (path,) = write([3])
     more = Schema([*SCHEMA.columns, Column("price", "numeric")])
-    message = f"{path}, column 'price': must be there once, for the schema names it, got 0 of that name among 2 columns."  # noqa: E501
+    message = f"{path}, column 'price': must be there once, for the schema names it, got 0 of that name among 2 columns: label, item."  # noqa: E501
     with pytest.raises(ValueError, match=sentence(message)):
         Parquet(path, more)
     bag = Schema([Column("label", "label"), Column("item", "categorical", "integer", bag=True)])

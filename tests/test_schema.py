@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -130,8 +131,11 @@ def test_not_toml(tmp_path, content):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing.toml"):
-        Schema.load(tmp_path / "nothing.toml")
+    path = tmp_path / "nothing.toml"
+    text = f"{path}: must be a schema, found nothing there. `cupyrec data inspect LOG --out "
+    text += f"'{path}'` writes one by a log."
+    with pytest.raises(FileNotFoundError, match=f"^{re.escape(text)}$"):
+        Schema.load(path)
 
 
 def test_columns_must_be_columns():

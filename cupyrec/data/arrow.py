@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from cupyrec import errors
 from cupyrec.data import columns, fields
 from cupyrec.data.batch import Batch
 from cupyrec.data.schema import Column, Schema
@@ -168,7 +169,7 @@ class ArrowReader:
             if len(indices) != 1:
                 raise ValueError(
                     f"{told}: must be there once, for the schema names it, got {len(indices)} of "
-                    f"that name among {len(given)} columns."
+                    f"that name among {len(given)} columns: {errors.few(given.names)}."
                 )
             type_ = given.field(indices[0]).type
             if rule := _broken(column, type_):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cupyrec import errors
 from cupyrec.data import fields
 from cupyrec.data.lines import Lines
 from cupyrec.data.schema import Column, Schema
@@ -87,7 +88,8 @@ class Layouts:
             if column.kind not in unread and counts[name] != 1:
                 raise ValueError(
                     f"{lines.path}, line 1, column {name!r}: must be there once, for the schema "
-                    f"names it, got {counts[name]} of that name among {len(names)} columns."
+                    f"names it, got {counts[name]} of that name among {len(names)} columns: "
+                    f"{errors.few(names)}."
                 )
         return self._layout(names, [columns.get(name) for name in names])
 

@@ -213,6 +213,11 @@ class Schema:
         """
         try:
             return cls.from_dict(tomllib.loads(Path(path).read_text("utf-8")))
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{path}: must be a schema, found nothing there. `cupyrec data inspect LOG --out "
+                f"'{path}'` writes one by a log."
+            ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: must be TOML, got: {error}.") from None
         except (TypeError, ValueError) as error:
