@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupyrec import kernel
+from cupyrec import graphed, kernel, nn
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "kernels.md").read_text("utf-8").split("## A kernel from zero")[1]
-PAGE = PAGE.split("\n## ")[0]
+WHOLE = (ROOT / "docs" / "kernels.md").read_text("utf-8")
+PAGE = WHOLE.split("## A kernel from zero")[1].split("\n## ")[0]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +94,24 @@ def test_the_simulator_sees_each_mistake(tree, sim, monkeypatch, mistake, said):
     given = given[0], sim.empty(10, np.float32)
     wrong = sim.run(text.replace(*mistake), name, grid=2, block=256, args=(*given, *sizes))
     assert str(wrong.faults[0]) == f"{name}: {said}"
+
+
+def test_the_method_that_is_replayed(sim):
+    """The page shows it as the body of a class; its outputs are those of the plain one."""
+    (body,) = blocks("python", WHOLE.split("## Graphs")[1])
+    methods: dict = {"graphed": graphed}
+    exec(compile(body, "kernels.md", "exec"), methods)
+    layers = dict(
+        bottom=nn.FusedMLP(2, (4,), 3), embedding=nn.MultiTableEmbedding(2, 3, seed=1),
+        interaction=nn.FusedDotInteraction(), top=nn.FusedMLP(6, (), 1),
+    )  # fmt: skip
+    model = type("Model", (nn.Module,), {n: methods[n] for n in ("forward", "_towers")})()
+    vars(model).update(layers)
+    dense, ids = np.ones((5, 2), np.float32), np.arange(10).reshape(5, 2)
+    plain = model(dense, ids).numpy()
+    assert plain.shape == (5, 1)
+    model.to("sim")
+    for _ in range(4):
+        out = model(sim.asarray(dense), sim.asarray(ids))
+        np.testing.assert_allclose(out.numpy(), plain, 1e-5, 1e-6)
+        out.sum().backward()
