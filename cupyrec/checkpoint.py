@@ -22,6 +22,7 @@ from cupyrec.checkpoint_checks import check_share, check_unique
 from cupyrec.checkpoint_deltas import (
     Link,
     base_of,
+    changes,
     deleted_entry,
     deleted_rows,
     links,
@@ -311,7 +312,8 @@ def load(
                 shard.history = history
             shard.clock = near[-1].clock(name)
             for link in near:
-                take_rows(shard, link, name, owned, history, with_state=optimizer is not None)
+                for change in changes(link, name, owned, history, optimizer is not None):
+                    take_rows(shard, *change)
         note_saved(model, None if optimizer is None else manifest_crc32(path))
 
     ranks.together(where, take)

@@ -35,8 +35,8 @@ from cupyrec.ops.hash_table import HashTable
 from cupyrec.ops.partition import owners
 
 __all__ = [
-    "Link", "base_of", "compact", "deleted_entry", "deleted_rows", "links", "named_shards",
-    "note_saved", "rows_since", "take_rows",
+    "Link", "base_of", "changes", "compact", "deleted_entry", "deleted_rows", "links",
+    "named_shards", "note_saved", "rows_since", "take_rows",
 ]  # fmt: skip
 
 
@@ -245,19 +245,17 @@ def note_saved(model: Module, crc32: int | None) -> None:
         shard.based_on(crc32)
 
 
-def take_rows(
-    shard: Shard,
+def changes(
     link: Link,
     name: str,
     wanted: Wanted | None,
     history: AdamHistory | None,
     with_state: bool,
-) -> None:
-    """Take what a checkpoint of a chain says of a group: keys to delete, then rows.
+) -> Iterator[tuple[Rows | None, Rows | None]]:
+    """Yield what a checkpoint of a chain says of a group: keys to delete, then rows to import.
 
     Parameters
     ----------
-    shard : Shard
     link : Link
     name : str
         Of the group.
@@ -269,22 +267,30 @@ def take_rows(
 
     Examples
     --------
-    See `cupyrec.checkpoint.load`.
+    >>> list(changes(Link(Path("c"), {"groups": []}), "g", None, None, with_state=False))
+    []
     """
     entry, deleted = link.entry(name), link.entry(name + DELETED)
     for some in () if deleted is None else read_rows(link.folder, deleted, wanted):
-        _delete(shard, some)
+        yield some, None
     for rows in link.rows(name, wanted):
-        if "base" in link.manifest:
-            _delete(shard, rows)
         life = {LIFE.name: rows.states[LIFE.name]}  # no optimizer's
-        if not with_state:
-            rows = served(entry, history, rows)._replace(states=life)
+        given = rows if with_state else served(entry, history, rows)._replace(states=life)
+        yield rows if "base" in link.manifest else None, given
+
+
+def take_rows(shard: Shard, forgotten: Rows | None, rows: Rows | None) -> None:
+    """Delete keys from a shard, and import rows.
+
+    Examples
+    --------
+    See `cupyrec.checkpoint.load`.
+    """
+    if forgotten is not None:
+        keys = forgotten.tables, forgotten.ids
+        shard.store.delete(*(arrays.copy_to(shard.xp, each) for each in keys))
+    if rows is not None:
         shard.store.import_rows(rows)
-
-
-def _delete(shard: Shard, rows: Rows) -> None:
-    shard.store.delete(*(arrays.copy_to(shard.xp, keys) for keys in (rows.tables, rows.ids)))
 
 
 def compact(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,10 +25,23 @@ _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
-_generator = np.random.Generator(np.random.Philox(0))
-_step = _first_sample = 0
+
+class _State:
+    """What is drawn from next, and the step and sample that are at work."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = np.random.Generator(np.random.Philox(seed))
+        self.step = self.first_sample = 0
+
+
+_shared = _State(0)  # of all threads
+_kept: contextvars.ContextVar[_State | None] = contextvars.ContextVar("kept", default=None)
 _step_source: contextvars.ContextVar[Callable[[], Any] | None]
 _step_source = contextvars.ContextVar("step_source", default=None)
+
+
+def _state() -> _State:
+    return _kept.get() or _shared
 
 
 @cpu.exact_loop
@@ -77,16 +91,17 @@ def manual_seed(seed: int) -> None:
     >>> bool(first == generator().integers(100))
     True
     """
-    global _generator
     if not 0 <= seed < 2**64:
         raise ValueError(f"manual_seed: 'seed' must lie in [0, 2**64), got {seed}.")
-    _generator = np.random.Generator(np.random.Philox(seed))
+    _state().generator = np.random.Generator(np.random.Philox(seed))
     set_step(0)
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Draw what is drawn after this context as if nothing had been seeded or drawn within it.
+    """Draw what is drawn outside this context as if nothing were seeded or drawn within it.
+
+    Other threads, which may be training, see nothing of it.
 
     Examples
     --------
@@ -98,14 +113,11 @@ def kept() -> Iterator[None]:
     >>> bool(first == generator().integers(100))
     True
     """
-    global _generator
-    before, state, number = _generator, _generator.bit_generator.state, _step
+    token = _kept.set(copy.deepcopy(_state()))
     try:
         yield
     finally:
-        before.bit_generator.state = state
-        _generator = before
-        set_step(number)
+        _kept.reset(token)
 
 
 def generator() -> np.random.Generator:
@@ -116,7 +128,7 @@ def generator() -> np.random.Generator:
     >>> generator().random() < 1
     True
     """
-    return _generator
+    return _state().generator
 
 
 def step() -> Any:
@@ -129,7 +141,7 @@ def step() -> Any:
     3
     """
     source = _step_source.get()
-    return _step if source is None else source()
+    return _state().step if source is None else source()
 
 
 def first_sample() -> int:
@@ -140,7 +152,7 @@ def first_sample() -> int:
     >>> first_sample()
     0
     """
-    return _first_sample
+    return _state().first_sample
 
 
 def set_first_sample(first: int) -> None:
@@ -150,8 +162,7 @@ def set_first_sample(first: int) -> None:
     --------
     >>> set_first_sample(0)
     """
-    global _first_sample
-    _first_sample = int(first)
+    _state().first_sample = int(first)
 
 
 @contextlib.contextmanager
@@ -181,5 +192,4 @@ def set_step(step: int) -> None:
     --------
     >>> set_step(0)
     """
-    global _step
-    _step = int(step)
+    _state().step = int(step)

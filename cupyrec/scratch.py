@@ -27,15 +27,15 @@ _LEAST = 1 << 12  # words
 _SHIFT = 33  # bits of a word below the stamp
 _STAMPS = 1 << (64 - _SHIFT)
 
-_counters: dict[tuple, Any] = {}  # by array module, stream and number
+_counters: dict[tuple, Any] = {}  # by array module, thread, stream and number
 _kept = threading.local()  # words and last stamp, by array module and stream
 
 
 def counters(xp: ModuleType, count: int) -> Any:
     """Return what `last_block` of ``last_block.cuh`` counts blocks with: zeros, left as zeros.
 
-    It is the same array each time, one a stream; a graph that is captured before there is one
-    clears its own.
+    It is the same array each time, one a thread and stream; a graph that is captured before there
+    is one clears its own.
 
     Examples
     --------
@@ -116,4 +116,5 @@ def stamped(xp: ModuleType, count: int) -> tuple[Any, int]:
 
 
 def _place(xp: ModuleType) -> tuple:
-    return xp.__name__, *arrays.stream(xp)
+    """Where launches follow on each other: streams of the same name may be several threads'."""
+    return xp.__name__, threading.get_ident(), *arrays.stream(xp)

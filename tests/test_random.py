@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import oracle
 import pytest
@@ -92,3 +94,23 @@ def test_kept_puts_back_what_was_seeded_and_drawn():
         raise RuntimeError
     assert [first, random.generator().integers(2**60)] == expected.tolist()
     assert random.step() == 5
+
+
+def test_other_threads_see_nothing_of_what_is_kept():
+    random.manual_seed(3)
+    random.set_step(5)
+    seen = []
+
+    def train():
+        seen.append((random.step(), random.first_sample(), random.generator()))
+        random.set_step(6)
+
+    with random.kept():
+        random.manual_seed(4)
+        random.set_step(9)
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+        assert random.step() == 9
+    assert seen == [(5, 0, random.generator())]
+    assert random.step() == 6

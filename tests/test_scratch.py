@@ -27,6 +27,16 @@ def test_streams_have_counters_of_their_own_until_they_share(sim):
         assert counters(sim, 3) is zeros
 
 
+def test_threads_have_counters_of_their_own(sim):
+    """On a device a stream runs their launches one by one; on `sim`, and on CUDA's streams of a
+    thread each, all of one name, they run at once."""
+    zeros, seen = counters(sim, 3), []
+    thread = threading.Thread(target=lambda: seen.append(counters(sim, 3)))
+    thread.start()
+    thread.join()
+    assert seen[0] is not zeros
+
+
 def test_counters_of_a_graph_are_its_own(sim):
     with sim.cuda.Stream() as stream:
         stream.begin_capture()

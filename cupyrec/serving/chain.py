@@ -1,0 +1,134 @@
+"""A checkpoint that is to be served, and those that it is based on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import numpy as safetensors
+
+from cupyrec.checkpoint_checks import check
+from cupyrec.checkpoint_deltas import Link, links
+from cupyrec.checkpoint_files import manifest_crc32
+from cupyrec.checkpoint_shards import served_groups
+
+__all__ = ["Chain", "parameters"]
+
+
+class Chain(NamedTuple):
+    """A checkpoint that has been found, and those that it is based on.
+
+    Attributes
+    ----------
+    path : path
+    links : list of Link
+        The full one first.
+    crc32s : list of int
+        Of their manifests.
+    """
+
+    path: Path
+    links: list[Link]
+    crc32s: list[int]
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """That of the checkpoint itself."""
+        return self.links[-1].manifest
+
+    @classmethod
+    def found(cls, path: Path) -> Chain:
+        """Return the chain that ends at a path.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            As `cupyrec.checkpoint_deltas.links`.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from cupyrec import checkpoint, nn
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpoint.save(folder + "/one", nn.MultiTableEmbedding(1, 4))
+        ...     len(Chain.found(Path(folder, "one")).crc32s)
+        1
+        """
+        found = links(path)
+        told = [link.manifest["base"]["crc32"] for link in found[1:]]
+        return cls(path, found, [*told, manifest_crc32(path)])
+
+    def after(self, crc32: int) -> Chain | None:
+        """Return what follows on a checkpoint of the chain, None if that isn't in it.
+
+        Examples
+        --------
+        >>> Chain(Path("b"), [Link(Path("a"), {}), Link(Path("b"), {})], [1, 2]).after(1).crc32s
+        [2]
+        """
+        if crc32 not in self.crc32s:
+            return None
+        first = self.crc32s.index(crc32) + 1
+        return Chain(self.path, self.links[first:], self.crc32s[first:])
+
+    def checked(self) -> dict[str, np.ndarray]:
+        """Check all files of the links, and return the dense arrays.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            As `cupyrec.checkpoint_checks.check`.
+
+        Examples
+        --------
+        See `found`.
+        """
+        for link in self.links:
+            check(link.folder, delta=True)
+        return safetensors.load_file(self.path / "dense.safetensors")
+
+    def shape(self) -> dict[str, Any]:
+        """Return what must stay while a model is served.
+
+        Examples
+        --------
+        See `found`.
+        """
+        groups = served_groups(self.manifest)
+        dense = safetensors.load_file(self.path / "dense.safetensors")
+        return {
+            "model": self.manifest["model"],
+            "schema": self.manifest["config"].get("schema"),
+            "groups of tables": {e["name"]: [e["width"], e["tables"]] for e in groups},
+            "parameters": {name: list(a.shape) for name, a in parameters(dense).items()},
+        }
+
+    def made(self) -> dict[str, Any]:
+        """Return what must stay for a model to be updated in place.
+
+        Examples
+        --------
+        >>> Chain(Path("a"), [Link(Path("a"), {"config": {}, "groups": []})], [1]).made()["groups"]
+        []
+        """
+        settings = self.manifest["config"].get("settings", {})
+        keys = "name", "dtype", "history", "seed", "initial"
+        return {
+            "model": settings.get("model"),
+            "amp": settings.get("training", {}).get("amp"),
+            "exchange": settings.get("exchange"),
+            "groups": [{k: e.get(k) for k in keys} for e in served_groups(self.manifest)],
+        }
+
+
+def parameters(dense: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return a model's parameters and buffers, by name, of what `Chain.checked` returns.
+
+    Examples
+    --------
+    >>> parameters({"parameter/w": np.ones(1), "optimizer/v/w": np.ones(1)})
+    {'w': array([1.])}
+    """
+    prefix = "parameter/"
+    return {key.removeprefix(prefix): a for key, a in dense.items() if key.startswith(prefix)}

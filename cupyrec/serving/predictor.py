@@ -1,0 +1,260 @@
+"""Probabilities from a checkpoint, for any number of threads, while newer ones take its place."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+from cupyrec import arrays, errors, inference
+from cupyrec.checkpoint_files import find_checkpoint
+from cupyrec.embedding import Memory, Tier
+from cupyrec.nn import Module, MultiTableEmbedding
+from cupyrec.ragged import Bags
+from cupyrec.serving.chain import Chain
+from cupyrec.serving.served_model import Rules, ServedModel, Update, without_rows
+from cupyrec.serving.unseen import check_unseen
+
+__all__ = ["Predictor"]
+
+
+class Predictor:
+    """The model of a checkpoint, which answers and never learns: no row is ever inserted.
+
+    Any number of threads may call it. They take turns; another checkpoint takes over between two
+    calls, so that each answer is of one version.
+
+    Parameters
+    ----------
+    checkpoint : path
+        A checkpoint, or a run's folder: its best, else its last. Optimizer state is left aside.
+    device : str
+    model : Module, optional
+        Such as was saved, of a checkpoint that tells no settings since it was not written by
+        ``cupyrec train``. It is copied without its rows.
+    tier : Memory, CachedHost or CachedSSD, optional
+        Where rows are kept, by default in the device's memory. The files of `CachedSSD` lie in a
+        folder of their own below its path, which is removed in the end.
+    dtype : str, optional
+        Of the vectors in memory, by default the checkpoint's. They are rounded to the nearest.
+    unseen : str, int or sequence of int
+        What ids without a row get: "initial", as in evaluation: their initial vectors; "zero"; or
+        the row of an id: of this one in all tables, or of one of each.
+
+    Attributes
+    ----------
+    name : str
+        Of the model.
+    task_names : list of str
+        Numbers, if the checkpoint doesn't tell.
+    num_dense : int
+        -1 if the checkpoint doesn't tell.
+    num_tables : int
+    has_bags : bool
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        There is no such checkpoint, it is damaged or of another model, a vector is more than
+        `dtype` holds, a default id has no row, or an argument is none of those above.
+    TypeError
+        `unseen` is neither text nor ids.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from cupyrec import checkpoint, models
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpoint.save(folder + "/c", models.DLRM(1, 2))
+    ...     predictor = Predictor(folder + "/c", model=models.DLRM(1, 2))
+    >>> values, version = predictor.probabilities(np.zeros((3, 1), "f"), np.zeros((3, 2), int))
+    >>> values.shape, version == predictor.version
+    ((3, 1), True)
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | os.PathLike,
+        *,
+        device: str = "cpu",
+        model: Module | None = None,
+        tier: Tier | None = None,
+        dtype: str | None = None,
+        unseen: Any = "initial",
+    ) -> None:
+        arrays.module(device)
+        template = None if model is None else without_rows(model).to("cpu")
+        tier = Memory() if tier is None else tier
+        self._rules = Rules(device, tier, dtype, check_unseen(unseen), template)
+        self._lock, self._updating = threading.Lock(), threading.Lock()
+        self._served: ServedModel | None = None
+        self.take(self.read(checkpoint))
+        made, schema = self.model, self.schema
+        settings = self._now().config.get("settings", {})
+        self.name = settings.get("model", {}).get("name", type(made).__name__.lower())
+        layers = [m for m in made.modules() if isinstance(m, MultiTableEmbedding)]
+        if schema is None:
+            self.num_dense, self.num_tables = -1, len(layers[0].fields) if layers else 0
+            self.has_bags = any(m.pooling or m.max_length for m in layers)
+            self.task_names: list[str] = []
+        else:
+            self.num_dense, self.num_tables = schema.num_dense, schema.num_tables
+            self.has_bags, self.task_names = schema.has_bags, schema.task_names
+
+    def _now(self) -> ServedModel:
+        if self._served is None:
+            raise RuntimeError("Predictor: it must be open and have a checkpoint, got neither.")
+        return self._served
+
+    model = property(lambda self: self._now().model, doc="What is served now, in evaluation.")
+    path = property(lambda self: self._now().path, doc="Of the checkpoint served now, resolved.")
+    version = property(lambda self: self._now().version, doc="8 hex digits of that checkpoint's.")
+    schema = property(lambda self: self._now().schema, doc="Of the log, None if it isn't told.")
+
+    def probabilities(
+        self, dense: Any, ids: Any, blocks: int | None = None
+    ) -> tuple[np.ndarray, str]:
+        """Return the probability of each sample, of each task, and the version that all are of.
+
+        Parameters
+        ----------
+        dense : (B, N) array of float32
+        ids : (B, F) array of int64, or Bags
+        blocks : int, optional
+            See `cupyrec.inference.probabilities`.
+
+        Returns
+        -------
+        (B, T) array of float32
+            NaN where a logit is not finite.
+        str
+
+        Raises
+        ------
+        ValueError, TypeError
+            Shapes and dtypes that don't agree.
+        RuntimeError
+            It is closed.
+
+        Examples
+        --------
+        See the class.
+        """
+        errors.dtype("Predictor", "dense", dense, np.float32)
+        if not isinstance(ids, Bags):
+            errors.dtype("Predictor", "ids", ids, np.int64)
+        wide = "N" if self.num_dense < 0 else str(self.num_dense)
+        given = np.broadcast_to(0, ids.shape)  # Bags have no axes themselves
+        errors.axes("Predictor", ids=(given, f"B {self.num_tables}"), dense=(dense, f"B {wide}"))
+        with self._lock:
+            served = self._now()
+            return inference.probabilities(served.model, dense, ids, blocks), served.version
+
+    def predict(self, data: Any, *, batch_size: int = 4096) -> np.ndarray:
+        """Return what `cupyrec.predict` does, of one version: an update waits until it is done.
+
+        Raises
+        ------
+        FloatingPointError, ValueError, TypeError
+            As `cupyrec.predict`.
+        RuntimeError
+            It is closed.
+
+        Examples
+        --------
+        See docs/serving.md.
+        """
+        with self._lock:
+            return inference.predict(self._now().model, data, batch_size=batch_size)
+
+    def update(self, checkpoint: str | os.PathLike) -> bool:
+        """Serve another checkpoint of the same shapes and schema; False if it is the one served.
+
+        It is read and checked while the other one is served, and takes over between two calls. If
+        it is based on that one, no more than what has changed is read, and changed in place; else
+        both are in memory until it does.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError, OSError
+            As for the class, and for another model; the checkpoint before is served on.
+
+        Examples
+        --------
+        See docs/serving.md.
+        """
+        with self._updating:
+            return self.take(self.read(checkpoint))
+
+    def read(self, checkpoint: str | os.PathLike) -> Update | ServedModel | None:
+        """Return what `take` takes: the first half of an update, which changes nothing.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError, OSError
+            As `update`.
+
+        Examples
+        --------
+        See `update`.
+        """
+        chain, served = Chain.found(find_checkpoint(checkpoint).resolve()), self._served
+        if served is None:
+            return ServedModel(chain, self._rules)
+        if chain.crc32s[-1] == served.crc32:
+            return None
+        served.check_like(chain)
+        return served.update(chain) or ServedModel(chain, self._rules)
+
+    def take(self, staged: Update | ServedModel | None) -> bool:
+        """Serve from now on what `read` returned: the second half of an update.
+
+        Raises
+        ------
+        RuntimeError
+            It was read before another update.
+        OSError, MemoryError
+            The tier is full, say; the checkpoint before is served on, loaded anew.
+
+        Examples
+        --------
+        See `update`.
+        """
+        if staged is None:
+            return False
+        with self._lock:
+            if isinstance(staged, ServedModel):
+                before, self._served = self._served, staged
+                if before is not None:
+                    before.close()
+                return True
+            served = self._now()
+            served.check_follows(staged)
+            try:
+                served.take(staged)
+            except BaseException:  # some rows are as they were, some are not
+                self._served = None
+                served.close()
+                self._served = ServedModel(Chain.found(served.path), self._rules)
+                raise
+            return True
+
+    def close(self) -> None:
+        """Let rows and their files go; nothing is answered any more.
+
+        Examples
+        --------
+        See docs/serving.md.
+        """
+        with self._updating, self._lock:
+            served, self._served = self._served, None
+            if served is not None:
+                served.close()
+
+    def __enter__(self) -> Predictor:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

@@ -1,0 +1,28 @@
+"""A checkpoint that is to be served, and those below it."""
+
+import json
+
+import pytest
+import saved
+
+from cupyrec.serving.chain import Chain
+
+
+def test_what_follows_on_what_is_served(tmp_path):
+    paths = saved.save_chain(tmp_path)
+    chain = Chain.found(paths[2])
+    told = [json.loads((path / "manifest.json").read_text())["crc32"] for path in paths]
+    assert chain.crc32s == told
+    assert [link.folder for link in chain.after(told[0]).links] == paths[1:]
+    assert chain.after(told[2]).links == []
+    assert chain.after(12345) is None
+    assert Chain.found(paths[1]).after(told[2]) is None
+
+
+def test_no_more_than_what_follows_is_checked(tmp_path):
+    paths = saved.save_chain(tmp_path)
+    saved.spoil(paths[0], "embedding.groups.4.00000-of-00001.ids")
+    chain = Chain.found(paths[2])
+    assert "parameter/top.biases.0" in chain.after(chain.crc32s[0]).checked()
+    with pytest.raises(ValueError, match="it is damaged"):
+        chain.checked()
