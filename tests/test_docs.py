@@ -177,8 +177,10 @@ def test_figures_of_the_page(folder):
     np.testing.assert_allclose(batch.dense[:, 0], [-np.log(2), np.log(1.0012), np.log(1.5)], 1e-6)
 
 
-@pytest.mark.parametrize(("page", "examples"), [("embedding.md", 38), ("stores.md", 21)])
-def test_the_pages_on_tables(page, examples):
+@pytest.mark.parametrize(
+    ("page", "examples"), [("embedding.md", 38), ("serving.md", 34), ("stores.md", 21)]
+)
+def test_the_pages_on_tables_and_serving(page, examples):
     """As ``python -m doctest`` runs them, to which a fence that follows output is more output."""
     result = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
     assert (result.failed, result.attempted) == (0, examples)
