@@ -61,7 +61,10 @@ def test_what_else_the_architecture_names_is_there():
     names = set(re.findall(r"`((?:\w+\.)+\w+)`", ARCHITECTURE)) - {"numpy.ndarray", "cupy.ndarray"}
     assert len(names) > 30
     for name in names:
-        file, _, rest = name.removeprefix("cupyrec.").partition(".")
+        name = name.removeprefix("cupyrec.")
+        file, _, rest = name.partition(".")
+        if found(name, importlib.import_module("cupyrec")):
+            continue
         if (ROOT / "cupyrec" / f"{file}.py").exists() or (ROOT / "cupyrec" / file).is_dir():
             module = importlib.import_module(f"cupyrec.{file}")
             assert not rest or found(rest, module), name
