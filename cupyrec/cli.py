@@ -67,11 +67,13 @@ def main(arguments: list[str] | None = None) -> int:
         work = getattr(commands, options.run)
         if options.command in ("checkpoint", "data", "plan", "report"):
             _refuse_ranks(options.command)
-            with ending():  # others of several ranks end by a signal in their own way
-                return work(options) or 0
-        if options.command == "doctor" and _launched_rank() != "0":
-            return 0  # one tells, and starts no MPI, which may be what is broken
-        return work(options) or 0
+        elif options.command == "doctor":
+            if _launched_rank() != "0":
+                return 0  # one tells, and starts no MPI, which may be what is broken
+        else:
+            return work(options) or 0
+        with ending():  # several ranks end by a signal in their own way
+            return work(options) or 0
     except UsageError as error:
         return _fail(error, 2)
     except (KeyboardInterrupt, SystemError) as error:

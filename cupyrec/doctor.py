@@ -159,7 +159,9 @@ class _Group:
         for name, (_, remedy) in GROUPS[self._name].items():
             if name not in found:
                 found[name] = Finding("wrong", self._why, remedy)
-                self._why = f"not looked at: {name} came before"
+                if self._process is not None:
+                    lost = Finding("wrong", f"not looked at: {name} came before", f"see {name}")
+                    found |= {other: lost for other in GROUPS[self._name] if other not in found}
         return found
 
     def _answer(self, end: float) -> bytes:

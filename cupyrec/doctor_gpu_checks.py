@@ -23,8 +23,10 @@ _TWICE = """extern "C" __global__ void twice(float* x, int n) {
     if (i < n) x[i] *= 2;
 }"""
 
-_CUDA = "for --device cuda: pip install 'cupyrec[cuda12]', or 'cupyrec[cuda13]' with driver 580 on"
-_SIM = "for --device sim: pip install 'cupyrec[sim]'"
+_CUDA = (
+    "for --device cuda and sim: pip install 'cupyrec[cuda12]', or 'cupyrec[cuda13]' with a driver "
+    "of 580 or newer"
+)
 #: What to do without a GPU or its driver.
 DRIVER = (
     "for --device cuda: a GPU of compute capability 8.0 or higher and NVIDIA's driver, 525 or "
@@ -74,16 +76,16 @@ def _describe(driver: ctypes.CDLL, number: int) -> tuple[str, tuple[int, int]]:
     return text, (major, minor)
 
 
-def _without_cupy(remedy: str) -> Finding | None:
+def _without_cupy() -> Finding | None:
     if importlib.util.find_spec("cupy") is None:
-        return missing("CuPy is not installed", remedy)
+        return missing("CuPy is not installed", "see CuPy")
     return None
 
 
 def cupy_package() -> Finding:
     """Return which CuPy there is."""
-    if lack := _without_cupy(_CUDA):
-        return lack
+    if importlib.util.find_spec("cupy") is None:
+        return missing("not installed", _CUDA)
     import cupy
 
     variants = sorted(set(importlib.metadata.packages_distributions().get("cupy", ())))
@@ -97,7 +99,7 @@ def cupy_package() -> Finding:
 
 def cuda_device() -> Finding:
     """Return whether a kernel is compiled and runs on the GPU."""
-    if lack := _without_cupy(_CUDA):
+    if lack := _without_cupy():
         return lack
     from cupyrec import arrays
 
@@ -114,7 +116,7 @@ def cuda_device() -> Finding:
 
 def nvrtc_compiler() -> Finding:
     """Return whether NVRTC compiles CUDA, and where that is kept."""
-    if lack := _without_cupy(_SIM):
+    if lack := _without_cupy():
         return lack
     from cupyrec import nvrtc
 
@@ -135,7 +137,7 @@ def nvrtc_compiler() -> Finding:
 
 def cublaslt_version() -> Finding:
     """Return which cublasLt there is."""
-    if lack := _without_cupy(_SIM):
+    if lack := _without_cupy():
         return lack
     from cupyrec import cublaslt_library
 
@@ -147,7 +149,7 @@ def cublaslt_version() -> Finding:
 
 def simulator() -> Finding:
     """Return whether the simulator runs a kernel."""
-    if lack := _without_cupy(_SIM):
+    if lack := _without_cupy():
         return lack
     import numpy as np
 

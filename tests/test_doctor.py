@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -84,16 +85,41 @@ def test_what_hangs_ends_with_its_own_processes(name, broken, tmp_path):
     )
     group = "mpi" if name == "mpi4py" else "cuda"
     start = time.monotonic()
+    name, *_ = doctor.GROUPS[group]
     first, *others = doctor.examine([group], patience=5.0).values()
     assert time.monotonic() - start < ENOUGH
     assert first[:2] == ("wrong", "no answer")
-    assert {finding.state for finding in others} == {"wrong"}
-    assert others[0].found.startswith("not looked at: ")
-    stat = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    assert {*others} == {("wrong", f"not looked at: {name} came before", f"see {name}")}
+    check_ends((tmp_path / "pid").read_text())
+
+
+def check_ends(process):
+    stat = Path("/proc", process, "stat")
     deadline = time.monotonic() + ENOUGH
     while stat.exists() and stat.read_text().split()[2] != "Z":  # of an init that reaps nobody
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_what_hangs_too(number, tmp_path):
+    pid = tmp_path / "pid"
+    source = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    (tmp_path / "cupy.py").write_text(source)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cupyrec", "doctor"], text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    deadline = time.monotonic() + ENOUGH
+    while not (pid.exists() and pid.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=ENOUGH)
+    assert (process.returncode, out, err) == (128 + number, "", "cupyrec: interrupted\n")
+    check_ends(pid.read_text())
 
 
 @pytest.mark.parametrize(
