@@ -7,4 +7,4 @@ out=${1:-docs/api}
 rm -rf "$out"
 exec python -m pdoc --docformat numpy --template-directory docs/pdoc --output-directory "$out" \
     cupyrec cupyrec.embedding.row_log cupyrec.hardware cupyrec.migrate cupyrec.parallel \
-    cupyrec.plan cupyrec.sim
+    cupyrec.plan cupyrec.serving cupyrec.sim
