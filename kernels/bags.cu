@@ -10,8 +10,9 @@
 // Assumes: offsets ascend from 0 to the number of values; VECTOR divides DIM, unseen, out and grad
 //   are aligned to VECTOR floats; chunks are aligned to 16 bytes, a stride is a multiple of 4
 //   floats; LANES is a power of two from 4 to 32.
-// Moves: pool_rows 8 N + 8 U + 4 U DIM + 8 M read (each row once, then from the caches), 4 N more
-//   with weights, 4 M DIM written; weight_gradient 16 N + 8 U + 4 U DIM + 4 M DIM, 4 N written.
+// Moves: pool_rows 8 N + 8 U + 4 U DIM + 8 M read (each row once, then from the caches; of INT8
+//   U (DIM + 4) of rows), 4 N more with weights, 4 M DIM written; weight_gradient 16 N + 8 U + 4 U
+//   DIM + 4 M DIM, 4 N written.
 // Tried: 6,656 values in bags of 1 to 8, DIM 128: bytes 1.00 of the ideal. pool_rows with a BATCH
 //   of 4, 8, 16: 341, 414, 640 thousand instructions, for most of a short bag's batch is empty; 4
 //   have 102 KB an SM in flight. Without `4` in its launch bounds ptxas keeps to 32 or 40 registers

@@ -1,7 +1,8 @@
 // What: gather_rows: out[i] = vector of row rows[inverse[i]], or of `unseen` where that is -1 - j;
 //   zeros where inverse[i] is -1. write_rows: vectors and states to N consecutive rows, zeros to
 //   their padding. Vectors of the 16-bit formats of VALUE are widened by the one, rounded at random
-//   by the other; the one rounds them to the nearest if `out` is of 16 bits.
+//   by the other; the one rounds them to the nearest if `out` is of 16 bits. Those of INT8 are
+//   decoded by the one; the other gets them encoded, as if they were of float32.
 // Who does what: gather: a warp writes TILE consecutive vectors. Lane r looks up the address of
 //   vector r (inverse -> rows -> chunk), once a vector; then lanes move the tile's pieces of
 //   VECTOR floats, consecutive lanes consecutive pieces of `out`, BATCH loads of a lane in flight,
@@ -11,8 +12,8 @@
 // Assumes: VECTOR divides DIM; unseen, out and vectors are aligned to VECTOR floats; STATE_VECTOR
 //   divides STATE and the words of a vector, states are aligned to it; chunks are aligned to 16
 //   bytes, a stride is a multiple of 4 words; rows[] are rows that exist.
-// Moves: gather 8 N + 8 U + 4 U DIM read (each row once, then from the caches), 4 N DIM written, of
-//   16 bits half of it;
+// Moves: gather 8 N + 8 U + 4 U DIM read (each row once, then from the caches; of INT8 U (DIM + 4)
+//   of rows), 4 N DIM written, of 16 bits half of it;
 //   write 4 N (DIM + STATE) read, or 4 N DIM and one state, 4 N STRIDE written.
 // Tried: 6,912 vectors of DIM 128 from 1,500 rows: bytes 1.003 of the ideal for every TILE. With
 //   4, 8, 16, 32 a warp spends 37, 30, 26, 24 instructions a vector, and waits for the look-up's
@@ -20,6 +21,9 @@
 //   batches of a lane: 74 registers on sm_90, so 768 threads and 98 KB of loads in flight an SM.
 //   DIM 16 with a TILE of 8 instead of 32 takes 2.4 times the instructions and 1.8 times the
 //   requests. Of 16 bits a BATCH of 8, too, spills on sm_80 where a lane moves 2 columns at a time.
+//   INT8: to ask of each number whether it is below 2^-126, not of the row's step alone, 71
+//   instructions a vector of DIM 128 in place of 49, and pool_rows no longer waits for memory but
+//   for these. A BATCH of 8 takes 54 registers, not 38, for 128 KB of loads in flight, not 96.
 //   Write: quotient and remainder by the quads of a row for each of the 4 pieces, of 64
 //   bits: 164 instructions of sm_90 and 32 registers with 32 quads, 214 and 39 with 33; dividing
 //   once and going on in 32 bits from there, 137 and 28, 202 and 38.

@@ -88,7 +88,11 @@ __device__ __forceinline__ Floats<N> columns_at(uint64_t address, int column) {
     const float step = step_of(scale);  // behind the loads, so that both are on their way
     Floats<N> values;
 #pragma unroll
-    for (int i = 0; i < N; ++i) values.at[i] = decoded(codes.at[i], step);
+    for (int i = 0; i < N; ++i) values.at[i] = ieee_mul(__int2float_rn(codes.at[i]), step);
+    if (step < __uint_as_float(SMALLEST)) {  // else no product is so small
+#pragma unroll
+        for (int i = 0; i < N; ++i) values.at[i] = decoded(codes.at[i], step);
+    }
     return values;
 #else
     return load<N>(reinterpret_cast<const Value*>(address) + column);

@@ -81,23 +81,26 @@ case("gather_rows_16", 128, 16)(functools.partial(_gather_rows, dtype=np.float16
 @case("gather_rows_int8", 128, 16)
 def _gather_rows_int8(xp: ModuleType, batch: int, width: int) -> Work:
     keys = batch_keys(batch)
-    u, n, words = len(keys.ids), len(keys.inverse), row_memory.vector_words(width, row_memory.INT8)
-    held = Rows(xp, u, words, 1)
+    u, n = len(keys.ids), len(keys.inverse)
+    held = _int8_rows(xp, u, width)
     inverse, unseen = xp.asarray(keys.inverse), xp.empty((0, width), np.float32)
     out = xp.empty((n, width), np.float32)
 
     def call() -> tuple:
-        memory = held.memory._replace(value=row_memory.INT8)
-        embedding_rows.gather_rows(memory, held.rows, inverse, unseen, out)
+        embedding_rows.gather_rows(held.memory, held.rows, inverse, unseen, out)
         return (out,)
 
-    def plain() -> tuple:
-        rows = held.flat[held.rows[inverse]]
-        codes = rows.view(np.int8)[:, 4 : 4 + width]
-        return (codes.astype(np.float32) * (rows[:, :1] / np.float32(127)),)
-
     ideal = 8 * n + u * (8 + 4 + width) + out.nbytes + held.addresses
-    return Work(call, ideal, f"N={n} U={u} D={width}", naive=plain)
+    return Work(
+        call, ideal, f"N={n} U={u} D={width}",
+        naive=lambda: (naive.int8_vectors(held.flat[held.rows[inverse]], width),),
+    )  # fmt: skip
+
+
+def _int8_rows(xp: ModuleType, count: int, width: int) -> Rows:
+    held = Rows(xp, count, row_memory.vector_words(width, row_memory.INT8), 1)
+    held.memory = held.memory._replace(value=row_memory.INT8)
+    return held
 
 
 @case("write_rows", 128, 16)
@@ -195,7 +198,7 @@ case("segment_sum_16", 128, 16)(functools.partial(_segment_sums, dtype=np.float1
 class _Bags:
     """The keys of a batch in bags, with weights and a gradient."""
 
-    def __init__(self, xp: ModuleType, batch: int, width: int) -> None:
+    def __init__(self, xp: ModuleType, batch: int, width: int, int8: bool = False) -> None:
         keys, cuts = batch_keys(batch), bag_offsets(batch)
         self.u, self.n, self.m = len(keys.ids), len(keys.inverse), len(cuts) - 1
         self.shape = f"N={self.n} M={self.m} D={width}"
@@ -203,10 +206,15 @@ class _Bags:
         self.numbers = xp.asarray(np.repeat(np.arange(self.m), np.diff(cuts)))
         self.segments = xp.asarray(keys.offsets), xp.asarray(keys.positions)
         self.weights, self.grad = floats(xp, self.n), floats(xp, self.m, width)
-        held = Rows(xp, self.u, width, 1)
-        self.vectors = lambda: held.flat[held.rows[self.inverse], :width]
+        held = _int8_rows(xp, self.u, width) if int8 else Rows(xp, self.u, width, 1)
+
+        def vectors() -> Any:
+            rows = held.flat[held.rows[self.inverse]]
+            return naive.int8_vectors(rows, width) if int8 else rows[:, :width]
+
+        self.vectors, vector = vectors, width + 4 if int8 else 4 * width
         self.looked_up = held.memory, held.rows, self.inverse, xp.empty((0, width), np.float32)
-        self.moved = 8 * self.n + self.u * (8 + 4 * width) + held.addresses  # by the look-up
+        self.moved = 8 * self.n + self.u * (8 + vector) + held.addresses  # by the look-up
 
 
 @case("segment_sum_bags", 128, 16)
@@ -224,8 +232,9 @@ def _segment_sum_bags(xp: ModuleType, batch: int, width: int) -> Work:
 
 
 @case("pool_rows", 128, 16)
-def _pool_rows(xp: ModuleType, batch: int, width: int) -> Work:
-    it, out = _Bags(xp, batch, width), xp.empty((len(bag_offsets(batch)) - 1, width), np.float32)
+def _pool_rows(xp: ModuleType, batch: int, width: int, int8: bool = False) -> Work:
+    it = _Bags(xp, batch, width, int8)
+    out = xp.empty((it.m, width), np.float32)
 
     def call() -> tuple:
         bags.pool_rows(*it.looked_up, it.offsets, it.weights, False, out)
@@ -236,6 +245,9 @@ def _pool_rows(xp: ModuleType, batch: int, width: int) -> Work:
         call, ideal, it.shape,
         naive=lambda: (naive.pool_rows(xp, it.vectors(), it.weights, it.numbers, it.m),),
     )  # fmt: skip
+
+
+case("pool_rows_int8", 128, 16)(functools.partial(_pool_rows, int8=True))
 
 
 @case("weight_gradient", 128, 16)

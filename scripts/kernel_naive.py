@@ -93,6 +93,12 @@ def segment_sum(xp: ModuleType, x: Any, inverse: Any, count: int) -> Any:
     return out
 
 
+def int8_vectors(rows: Any, width: int) -> Any:
+    """The vectors of rows of int8: a scale, then codes."""
+    codes = rows.view(np.int8)[:, 4 : 4 + width]
+    return codes.astype(np.float32) * (rows[:, :1] / np.float32(127))
+
+
 def pool_rows(xp: ModuleType, vectors: Any, weights: Any, numbers: Any, count: int) -> Any:
     """Vectors (N, D) that were gathered before."""
     out = xp.zeros((count, vectors.shape[1]), np.float32)

@@ -19,7 +19,7 @@ NEAR_IDEAL = {
     "bce_weighted_and_gradient",
     "pool_rows", "weight_gradient", "bag_numbers", "layer_norm_forward", "layer_norm_backward",
     "batch_norm_forward", "batch_norm_backward", "batch_norm_of_a_rank", "cast_rows",
-    "cast_matrices", "gather_rows_16", "gather_rows_int8",
+    "cast_matrices", "gather_rows_16", "gather_rows_int8", "pool_rows_int8",
     "single_output_backward", "single_output_16_backward", "owners", "rank_sum", "encode_at_random",
     *(f"{way}_messages{n}" for way in ("encode", "decode") for n in ("", "_16")),
     *(f"{op}{n}_{way}" for n in ("", "_16") for way in ("forward", "backward") for op in
