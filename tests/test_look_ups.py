@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from cupyrec.embedding import CachedHost, Group, InitialVectors, Uniform
+from cupyrec.embedding import CachedHost, Group, InitialVectors, Uniform, import_vectors
 from cupyrec.parallel import Communicator, Exchange, world
 
 TABLES, IDS = np.zeros(4, np.uint32), np.array([5, 7, 5, -1])
 
 
-def group(exchange=None):
-    return Group(InitialVectors(3, Uniform(-1, 1), seed=1), exchange=exchange)
+def group(exchange=None, dtype="float32"):
+    return Group(InitialVectors(3, Uniform(-1, 1), seed=1), exchange=exchange, dtype=dtype)
 
 
 def test_padding_has_no_row_and_the_vector_zero():
@@ -57,3 +57,17 @@ def test_ranks_find_what_one_does():
     np.testing.assert_array_equal(got, truth)
     rows = ranks.all_gather("rows", np.array([len(made.store)]))
     assert rows.sum() == 40
+
+
+@pytest.mark.ranks
+def test_ranks_serve_rows_of_int8_as_one_does():
+    ranks, alone = world(), group(Exchange(Communicator()), "int8")
+    made, tables, ids = group(dtype="int8"), np.zeros(40, np.uint32), np.arange(40) * 3
+    for one in (made, alone):
+        import_vectors(one, tables[::2], ids[::2], np.arange(60, dtype=np.float32).reshape(20, 3))
+    truth = alone.vectors(alone.look_up(tables, ids, insert=False))
+    got = made.vectors(made.look_up(tables, ids, insert=False))
+    assert got.tobytes() == truth.tobytes()
+    assert ranks.all_gather("rows", np.array([len(made.store)])).sum() == 20
+    with pytest.raises(ValueError, match="to learn, got int8"):
+        made.look_up(tables, ids, insert=True)

@@ -26,7 +26,10 @@ from cupyrec.kernel import Geometry, Kernel, blocks, vector_width
 from cupyrec.ops.stochastic_rounding import draw_chances
 from cupyrec.ops.vector_sums import ask_ahead
 
-__all__ = ["decode_rows", "encode_rows", "int8_decode", "int8_encode", "rows_of_block"]
+__all__ = [
+    "decode_rows", "decoded", "encode_rows", "int8_decode", "int8_encode", "rows_of_block",
+    "step_of",
+]  # fmt: skip
 
 _NUMBERS = 1 << 16  # a block of the CPU loops
 _INFINITE, _SMALLEST, _SIGN = map(np.uint32, (0x7F800000, 0x00800000, 0x80000000))  # bits
@@ -88,6 +91,19 @@ def encode_rows(x, order, rounding, codes, scales) -> None:
             codes[i, d] = np.int8(code)
 
 
+@cpu.exact_inline
+def step_of(scale) -> np.float32:
+    """What a code of 1 stands for in a row of this scale."""
+    return scale / _127
+
+
+@cpu.exact_inline
+def decoded(code, step) -> np.float32:
+    """The number that a code stands for."""
+    value = np.float32(code) * step
+    return _0 if abs(value) < _TINY else value
+
+
 @cpu.exact_loop
 def decode_rows(codes, scales, order, x) -> None:
     """Decode codes to rows x[order[i]], or x[i] if there is no order: see `encode_rows`.
@@ -104,10 +120,9 @@ def decode_rows(codes, scales, order, x) -> None:
     for i in range(codes.shape[0]):
         at = i if order is None else order[i]
         ask_ahead(x, order, i)
-        step = scales[i] / _127
+        step = step_of(scales[i])
         for d in range(codes.shape[1]):
-            value = np.float32(codes[i, d]) * step
-            x[at, d] = _0 if abs(value) < _TINY else value
+            x[at, d] = decoded(codes[i, d], step)
 
 
 def rows_of_block(width: int) -> int:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyrec import cpu, errors
-from cupyrec.ops.int8_codec import decode_rows
+from cupyrec.ops.int8_codec import decoded, step_of
 from cupyrec.ops.stochastic_rounding import (
     BFLOAT16,
     FLOAT16,
@@ -198,8 +198,9 @@ def read_vector(memory, words, width, scratch) -> np.ndarray:
     if scratch is None:
         return words[:width]
     if memory.value == INT8:
-        codes = words.view(np.int8)[4 : 4 + width].reshape(1, width)
-        decode_rows(codes, words[:1], None, scratch.reshape(1, width))
+        codes, step = words.view(np.int8), step_of(words[0])
+        for d in range(width):
+            scratch[d] = decoded(codes[4 + d], step)
     else:
         widen_vector(words.view(np.uint16), memory.value, scratch)
     return scratch
