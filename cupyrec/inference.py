@@ -215,17 +215,15 @@ def _blocks(dense: Any, ids: Any, start: int, stop: int) -> tuple[Any, Any]:
     if not isinstance(ids, Bags):
         return some, _filled(ids[start:stop])
     own = ids.part(min(start, stop), stop)
-    if stop > start:
-        offsets = np.full(len(some) * ids.num_fields + 1, own.offsets[-1])
-        offsets[: len(own.offsets)] = own.offsets
-        own = Bags(own.ids, offsets, ids.num_fields)
-    return some, own
+    offsets = np.full(len(some) * ids.num_fields + 1, own.offsets[-1])
+    offsets[: len(own.offsets)] = own.offsets
+    return some, Bags(np.require(own.ids, None, "CW"), offsets, ids.num_fields)
 
 
 def _filled(rows: np.ndarray) -> np.ndarray:
     count = len(rows)
-    if count % BLOCK == 0:
-        return rows
+    if count % BLOCK == 0:  # loops would be compiled anew for arrays of another kind
+        return np.require(rows, None, "CW")
     filled = np.empty((-(-count // BLOCK) * BLOCK, *rows.shape[1:]), rows.dtype)
     filled[:count], filled[count:] = rows, rows[-1]
     return filled

@@ -225,6 +225,26 @@ def test_filling_up_asks_for_no_other_rows():
     assert [sorted(keys[1].tolist()) for keys in asked] == [sorted(ids[0].tolist()), [], []]
 
 
+@pytest.mark.parametrize("name", ["dlrm", "pooled"])
+@pytest.mark.parametrize("rows", [64, 65, 600])
+def test_models_see_arrays_of_one_kind(name, rows):
+    """Loops are compiled for each kind, which takes a server's client half a minute."""
+    seen = []
+
+    class Watched(type(MADE[name]())):
+        def forward(self, dense, ids):
+            seen.extend([dense, ids] if name == "dlrm" else [dense, ids.ids, ids.offsets])
+            return super().forward(dense, ids)
+
+    model = Watched(2, 3) if name == "dlrm" else Watched()
+    dense, ids, _ = rows_for(name, rows)
+    expected = probabilities(model, dense, ids)
+    for array in (dense, ids) if name == "dlrm" else (dense, ids.ids, ids.offsets):
+        array.flags.writeable = False
+    assert (probabilities(model, np.asfortranarray(dense), ids) == expected).all()
+    assert all(array.flags.c_contiguous and array.flags.writeable for array in seen)
+
+
 def test_what_is_not_finite_is_told_row_by_row():
     model, (dense, ids, _) = learnt("dlrm"), rows_for("dlrm", 70)
     good = probabilities(model, dense, ids)
