@@ -2,6 +2,7 @@
 
 import argparse
 import configparser
+import contextlib
 import inspect
 import re
 import runpy
@@ -48,11 +49,17 @@ def script(monkeypatch):
 
 def blocks(text: str) -> list[list[str]]:
     """The words of each command in fenced shell."""
-    lines = []
-    for block in re.findall(r"^ *```(?:sh)?\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE):
-        if block.lstrip().startswith((*SHELL, "cupyrec", "python", "pip", "bash", "mpirun")):
-            lines += block.replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    commands = []
+    for language, block in re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE):
+        starts = *SHELL, "cupyrec", "python", "pip", "bash", "mpirun"
+        if language == "sh" or (language == "" and block.lstrip().startswith(starts)):
+            told = ""
+            for line in block.replace("\\\n", " ").splitlines():
+                told += line + "\n"
+                with contextlib.suppress(ValueError):  # a text in quotes goes on in the next line
+                    commands.append(shlex.split(told, comments=True))
+                    told = ""
+    return [words for words in commands if words]
 
 
 def mentions(text: str) -> list[list[str]]:
@@ -85,6 +92,8 @@ def check(words: list[str], script) -> None:
     """Fail where a command is not what its program takes."""
     while re.match(r"[A-Z_]+=", words[0]):
         words = words[1:]
+    if "&" in words:  # in the background
+        words = words[: words.index("&")]
     program, *words = words
     if program == "mpirun":
         at = next(i for i, word in enumerate(words) if word in ("cupyrec", "python"))
@@ -154,8 +163,12 @@ def test_wrong_commands_are_seen(script):
 
 
 def test_commands_are_found():
-    page = "```sh\nexport A=1\ncupyrec train \\\n  --x # no\n```\n`cupyrec data\nx` `--y`"
-    assert blocks(page) == [["export", "A=1"], ["cupyrec", "train", "--x"]]
+    page = (
+        "```python\nx\n```\n`cupyrec data\nx` `--y`\n"
+        "```sh\nexport A=1\ncupyrec train \\\n  --x # it's no\ncurl '{\n}'\n```"
+    )
+    curl = ["curl", "{\n}"]
+    assert blocks(page) == [["export", "A=1"], ["cupyrec", "train", "--x"], curl]
     assert mentions(page) == [["cupyrec", "data", "x"]]
 
 
