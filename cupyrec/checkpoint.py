@@ -232,7 +232,9 @@ def load(
     ----------
     path : path
     model : Module
-        Of the class and shapes that were saved. Its tables are replaced.
+        Of the class and shapes that were saved. Its tables are replaced. Without an optimizer they
+        may be of another dtype: vectors are rounded as its rows are when they are written, for
+        float16 to 65504 at most.
     optimizer : Optimizer, optional
         Of the class that was saved, with such a schedule. Without it, optimizer state is left
         aside.

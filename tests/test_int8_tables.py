@@ -198,17 +198,25 @@ def test_checkpoints_of_trained_tables_are_served(dtype, tmp_path):
         checkpoint.load(tmp_path / "b", wide, optim.SGD(wide.parameters(), 0.1))
 
 
-def test_accounts_of_lives_come_along(tmp_path):
-    model, coded = dlrm(), dlrm(embedding_dtype="int8")
-    for one in (model, coded):
+def test_deltas_and_accounts_of_lives_come_along(tmp_path):
+    model, *served = dlrm(), dlrm(), dlrm(embedding_dtype="int8")
+    for one in (model, *served):
         one.embedding.group.keep_account(Life())
     optimizer = optim.SGD(model.parameters(), 0.1)
-    cupyrec.train_step(model, batch(range(9)), optimizer)
-    checkpoint.save(tmp_path / "a", model, optimizer)
-    checkpoint.load(tmp_path / "a", coded)
-    assert [part.name for part in coded.embedding.group.store.state] == ["life"]
-    _, vectors = model.embedding.export_table(0)
-    np.testing.assert_array_equal(coded.embedding.export_table(0)[1], decoded(vectors))
+    for name, ids, base in [("a", range(9), None), ("b", range(6, 20), tmp_path / "a")]:
+        cupyrec.train_step(model, batch(ids), optimizer)
+        if base:
+            model.embedding.delete(0, np.array([2, 7]))
+        checkpoint.save(tmp_path / name, model, optimizer, base=base)
+    for one in served:
+        checkpoint.load(tmp_path / "b", one)
+    wide, coded = (one.embedding for one in served)
+    assert [part.name for part in coded.group.store.state] == ["life"]
+    for table in range(2):
+        (ids, vectors), got = wide.export_table(table), coded.export_table(table)
+        assert len(ids) == (18, 20)[table]
+        np.testing.assert_array_equal(got[0], ids)
+        assert got[1].tobytes() == decoded(vectors).tobytes()
 
 
 def test_weights_of_width_one_lose_nothing_but_a_last_bit():
