@@ -377,7 +377,8 @@ def _set_device(options: argparse.Namespace) -> None:
         options.device = options.device or "cuda"
     except RuntimeError as error:
         if options.device:
-            raise UsageError(f"--{error}") from None
+            told = str(error).rstrip(".")
+            raise UsageError(f"--{told}. `cupyrec doctor` tells what is missing.") from None
         options.device = "cpu"
     if options.threads:
         cupyrec.set_num_threads(options.threads)

