@@ -95,10 +95,10 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         return _fail(error, 1)
     except (
-        ValueError, TypeError, OSError, FloatingPointError, MemoryError, ModuleNotFoundError,
+        ValueError, TypeError, OSError, FloatingPointError, MemoryError, ImportError,
     ) as error:  # fmt: skip
         logging.getLogger("cupyrec").debug("", exc_info=error)
-        return _fail(error, 1)
+        return _fail(_with_help(error), 1)
 
 
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:
@@ -146,6 +146,14 @@ def _fail(error: object, code: int) -> int:
     if (parallel := sys.modules.get("cupyrec.parallel")) is not None:
         parallel.failed(error, code)  # of several ranks: says so, and ends them all
     return _say(error, code)
+
+
+def _with_help(error: Exception) -> object:
+    """An error, and who tells more of it if it is not one of our sentences."""
+    ours = type(error) is ModuleNotFoundError and error.name is None
+    if ours or not isinstance(error, ImportError):
+        return error
+    return f"{error}. `cupyrec doctor` tells what is missing or broken."
 
 
 def _seconds(text: str) -> float:

@@ -125,6 +125,23 @@ def test_processes_end_with_their_code(words, code, logs):
     assert code == 0 or "cupyrec" in err
 
 
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("raise ImportError('libarrow.so.1: no such file')", "libarrow.so.1: no such file"),
+        ("import no_such_package", "No module named 'no_such_package'"),
+    ],
+)
+def test_a_broken_package_is_a_sentence(source, told, tmp_path):
+    (tmp_path / "pyarrow.py").write_text(source)
+    first = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    command = "from cupyrec import cli; sys.exit(cli.main(['data', 'inspect', 'x']))"
+    process = python("-c", f"{first}; {command}")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    assert err == f"cupyrec: {told}. `cupyrec doctor` tells what is missing or broken.\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_whatever_is_done(number, tmp_path):
     arguments = "data", "synthetic", "--rows", 10**9, "--out", tmp_path / "log.tsv"
@@ -243,6 +260,7 @@ def test_a_reader_that_goes_away_is_no_traceback(logs, tmp_path):
         (OSError(28, "No space left on device", "x"), 1, "No space left on device: 'x'\n"),
         (MemoryError("Unable to allocate 1 PiB"), 1, "cupyrec: Unable to allocate 1 PiB\n"),
         (FloatingPointError("nan"), 1, "cupyrec: nan\n"),
+        (ModuleNotFoundError("report: needs x."), 1, "cupyrec: report: needs x.\n"),
         (cli.UsageError("no"), 2, "cupyrec: no\n"),
         (KeyboardInterrupt(), 130, "cupyrec: interrupted\n"),
         (Interrupted("SIGTERM"), 143, "cupyrec: interrupted\n"),
