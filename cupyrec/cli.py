@@ -30,7 +30,7 @@ __all__ = ["main"]
 _CODES = (
     "Exit codes: 0 done, 1 failed or stalled, 2 wrong usage, 130 interrupted by Ctrl-C, 143 ended "
     "by SIGTERM. 'checkpoint diff' returns 1 if there is a difference, 'doctor' if something is "
-    "wrong. A training that a signal ends saves a checkpoint first."
+    "wrong; 'serve' 0 after a signal. A training that a signal ends saves a checkpoint first."
 )
 _MOMENT = 2.0  # seconds in which rank 0 says what is wrong
 
