@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -203,6 +206,21 @@ def test_models_work_block_by_block(name, amp):
             apart = [probabilities(model, dense[part], ids[part]) for part in parts]
             assert (np.concatenate(apart) == whole).all()
             assert len(np.unique(whole)) > 400
+
+
+def test_the_bits_of_a_row_where_the_kernels_of_a_blas_treat_rows_differently():
+    """As on a processor without AVX-512; the variable is OpenBLAS's."""
+    program = """if True:
+        from cupyrec.ops import array_functions, fused_mlp, thin_matmul
+        array_functions.FEW_ROWS = thin_matmul.FEW_ROWS = 512
+        fused_mlp._FEW = 64
+        import test_inference
+        for name in ("dlrm", "dcn_v2", "deepfm_by_occurrence", "mmoe"):
+            test_inference.test_the_bits_of_a_row_hang_on_the_row_alone(name)
+    """
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    environment = os.environ | {"OPENBLAS_CORETYPE": "Haswell", "PYTHONPATH": path}
+    assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == 0
 
 
 @pytest.mark.parametrize("name", ["dlrm", "pooled"])

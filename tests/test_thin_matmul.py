@@ -2,6 +2,7 @@ import numpy as np
 import oracle
 import pytest
 
+from cupyrec.ops import thin_matmul as module
 from cupyrec.ops.thin_matmul import thin_matmul
 
 # Columns by tiles and not, whole tiles of rows and not, no term, more terms than are taken at once.
@@ -39,6 +40,21 @@ def test_same_bits_wherever_a_row_is():
     a, b = factors(127, 1025, 48, False, oracle.normals)
     oracle.check_same_bits(lambda: product(a, b))
     assert np.array_equal(product(a, b)[126:, 48:96], product(a[126:], b)[:, 48:96])
+
+
+@pytest.mark.parametrize("columns", [1, 3, 16, 100])
+def test_few_rows_have_the_same_bits_wherever_they_are(columns, monkeypatch):
+    """Whatever the BLAS, and whatever the number of columns."""
+    monkeypatch.setattr(module, "FEW_ROWS", 512)
+    a, b = factors(64, 351, columns, False, oracle.normals)
+    whole = product(a, b)[:, columns : 2 * columns]
+    truth = np.einsum("nk,km->nm", np.float64(a), np.float64(b))
+    oracle.check_error(whole, np.einsum("nk,km->nm", a, b), truth)
+    order = np.random.default_rng(1).permutation(64)
+    for rows in (order, order[:1], order[:37]):
+        got = product(a[rows], b)
+        assert np.array_equal(got[:, columns : 2 * columns], whole[rows])
+        assert np.isnan(np.delete(got, slice(columns, 2 * columns), axis=1)).all()
 
 
 def test_inf_and_nan_stay_in_their_rows():

@@ -17,6 +17,7 @@ from cupyrec.arrays import device, empty, module, namespace
 from cupyrec.autograd import Function, Tensor
 from cupyrec.ops import elementwise
 from cupyrec.ops.elementwise import sum_to
+from cupyrec.ops.thin_matmul import FEW_ROWS, thin_matmul
 
 __all__ = [
     "Tensor", "concatenate", "from_dlpack", "matmul", "mean", "reshape", "softmax", "stack", "sum",
@@ -151,6 +152,10 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b by blocks that depend on the shapes alone, each on one BLAS thread."""
     if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2] or device(a) != "cpu":
         return np.matmul(a, b)  # which says what is wrong, or is the device's own
+    if a.ndim == b.ndim == 2 and len(a) <= FEW_ROWS and a.dtype == b.dtype == np.float32:
+        out = np.empty((len(a), b.shape[1]), np.float32)
+        thin_matmul(a, b, out)
+        return out
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     work = math.prod(shape) * a.shape[-1]  # multiply-adds
     if work <= _SMALL:

@@ -9,7 +9,7 @@
 On the CPU a block of rows goes through all layers while it is in cache. So do gradients of small
 weights, which are added up over the blocks; those of large ones follow, cut by output rows, or by
 columns where rows are few. Matmuls are calls of one thread each, on blocks of fixed size, of BLAS
-or, where matrices are small, of `thin_matmul`.
+or, where matrices are small or rows few, of `thin_matmul`.
 
 On a GPU a layer is one matmul of cublasLt, and one kernel more where there is dropout: bias, ReLU
 and mask, and in the backward pass the mask, 1 / (1 - rate) and bias gradient of the layer below,
@@ -46,7 +46,7 @@ from cupyrec.ops.relu_dropout import (
     relu_dropout_backward_cpu,
 )
 from cupyrec.ops.single_output import single_output_backward
-from cupyrec.ops.thin_matmul import thin_matmul
+from cupyrec.ops.thin_matmul import FEW_ROWS, thin_matmul
 
 __all__ = ["fused_mlp", "matmul_block", "row_block", "weight_cuts"]
 
@@ -54,6 +54,7 @@ _WEIGHT_ROWS = 256  # rows or columns of a weight gradient a block
 _SMALL = 1 << 14  # numbers of a weight whose gradient is added up over blocks
 _BLOCK = 1 << 16  # numbers of the widest layer a block of rows, of narrow ones
 _MOST = 64  # such blocks
+_FEW = min(64, FEW_ROWS)  # rows of a block where a batch is small
 _THIN = 1 << 12  # numbers of a matrix that a BLAS would pack, or clear, for too little
 
 
@@ -82,7 +83,8 @@ def matmul_block(a: Any, b: Any, out: Any) -> None:
     >>> out
     array([[3.]], dtype=float32)
     """
-    if min(b.size, out.size) <= _THIN and out.dtype == np.float32:
+    thin = len(a) <= _FEW or min(b.size, out.size) <= _THIN
+    if thin and out.dtype == np.float32:
         thin_matmul(a, b, out)
     else:
         np.matmul(a, b, out=out)

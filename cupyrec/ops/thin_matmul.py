@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from cupyrec import cpu
 
-__all__ = ["THIN_COLUMNS", "THIN_ROWS", "thin_matmul", "thin_matmul_cpu"]
+__all__ = ["FEW_ROWS", "THIN_COLUMNS", "THIN_ROWS", "thin_matmul", "thin_matmul_cpu"]
 
 ir = cgutils.ir
 
@@ -25,6 +25,10 @@ ir = cgutils.ir
 THIN_COLUMNS = 16
 #: Rows of a tile; those beyond the last whole one are slower, one by one.
 THIN_ROWS = 8 if cpu.has("avx512f") else 4
+#: Rows, of a forward pass of predictions, up to which no product is left to a BLAS, so that a row's
+#: bits don't hang on its place: OpenBLAS's kernels for processors without AVX-512 add up otherwise
+#: in some rows of their tiles.
+FEW_ROWS = 0 if cpu.has("avx512f") else 512
 # A tile has enough sums to keep two multiply-adds a cycle going, and loads fewer numbers than it
 # has vectors, as far as the registers there are go: 16, with AVX-512 32.
 _VECTORS = 2 if cpu.has("avx512f") else 1
@@ -123,7 +127,7 @@ def thin_matmul(a: Any, b: Any, out: Any) -> None:
     a : (N, K) array of float32
         May be transposed.
     b : (K, M) array of float32
-        If M is not a multiple of 16, all is left to NumPy.
+        If M is not a multiple of 16, all is left to NumPy, unless rows are few.
     out : (N, M) array of float32
         Its rows are contiguous.
 
@@ -134,7 +138,14 @@ def thin_matmul(a: Any, b: Any, out: Any) -> None:
     >>> out[:, 0]
     array([2., 3.], dtype=float32)
     """
-    if b.shape[1] % THIN_COLUMNS:
-        np.matmul(a, b, out=out)
-    else:
+    terms, columns = b.shape
+    if columns % THIN_COLUMNS == 0:
         thin_matmul_cpu(a, np.ascontiguousarray(b), out, False)
+    elif len(a) <= FEW_ROWS:
+        whole = -(-columns // THIN_COLUMNS) * THIN_COLUMNS
+        padded, room = np.zeros((terms, whole), b.dtype), np.empty((len(a), whole), out.dtype)
+        padded[:, :columns] = b
+        thin_matmul_cpu(a, padded, room, False)
+        out[...] = room[:, :columns]
+    else:
+        np.matmul(a, b, out=out)

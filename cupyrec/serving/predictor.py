@@ -114,7 +114,7 @@ class Predictor:
     schema = property(lambda self: self._now().schema, doc="Of the log, None if it isn't told.")
 
     def probabilities(
-        self, dense: Any, ids: Any, blocks: int | None = None
+        self, dense: Any, ids: Any, passes: int | None = None
     ) -> tuple[np.ndarray, str]:
         """Return the probability of each sample, of each task, and the version that all are of.
 
@@ -122,7 +122,7 @@ class Predictor:
         ----------
         dense : (B, N) array of float32
         ids : (B, F) array of int64, or Bags
-        blocks : int, optional
+        passes : int, optional
             See `cupyrec.inference.probabilities`.
 
         Returns
@@ -150,7 +150,7 @@ class Predictor:
         errors.axes("Predictor", ids=(given, f"B {self.num_tables}"), dense=(dense, f"B {wide}"))
         with self._lock:
             served = self._now()
-            return inference.probabilities(served.model, dense, ids, blocks), served.version
+            return inference.probabilities(served.model, dense, ids, passes), served.version
 
     def predict(self, data: Any, *, batch_size: int = 4096) -> np.ndarray:
         """Return what `cupyrec.predict` does, of one version: an update waits until it is done.
