@@ -237,7 +237,8 @@ def fit(
                         saved = f", saved in {run.path}" if run is not None else ""
                         by = interrupted[0] if interrupted else "a signal to another rank"
                         told = f"{by}: stopped after step {progress.step}{saved}"
-                        raise Interrupted(by, told)
+                        # Several ranks end with one code, whichever was told.
+                        raise Interrupted(by if ranks.size == 1 else "a signal", told)
                     if job.stopped(patience):
                         break
                     clock.start()

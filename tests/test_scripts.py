@@ -331,7 +331,7 @@ def test_chaos_tells_how_a_job_ended(monkeypatch, capsys):
     result = {"runs": 1, "hangs": 0, "corruptions": 0, "unexplained": 0}
     assert json.loads(said.out.splitlines()[-1]) == result
     assert "1 ranks, terminate rank 0 0.06 s after" in said.err
-    assert "ended with 130 in" in said.err
+    assert "ended with 143 in" in said.err
 
 
 def test_chaos_counts_a_rank_that_lives_on_as_a_hang(tmp_path, monkeypatch):
