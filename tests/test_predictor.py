@@ -218,6 +218,16 @@ def test_a_checkpoint_by_hand_needs_its_model(tmp_path):
         Predictor(path, model=nn.MultiTableEmbedding(2, 4))
 
 
+def test_a_schema_tells_what_such_a_checkpoint_does_not(tmp_path):
+    model = cupyrec.models.DLRM(1, 3)
+    checkpoint.save(tmp_path / "c", model)
+    data = open_dataset([str(trial.write_log(tmp_path / "x.tsv", 70))], trial.SCHEMA)
+    with Predictor(tmp_path / "c", model=model, schema=trial.SCHEMA) as predictor:
+        assert (predictor.num_dense, predictor.num_tables) == (1, 3)
+        assert (predictor.schema, predictor.task_names) == (trial.SCHEMA, ["click"])
+        assert (predictor.predict(data) == cupyrec.predict(model, data)).all()
+
+
 # Unseen ids
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from cupyrec import arrays, errors, inference
 from cupyrec.checkpoint_files import find_checkpoint
+from cupyrec.data import Schema
 from cupyrec.embedding import Memory, Tier
 from cupyrec.nn import Module, MultiTableEmbedding
 from cupyrec.ragged import Bags
@@ -34,6 +35,8 @@ class Predictor:
     model : Module, optional
         Such as was saved, of a checkpoint that tells no settings since it was not written by
         ``cupyrec train``. It is copied without its rows.
+    schema : Schema, optional
+        Of the log, which such a checkpoint doesn't tell either.
     tier : Memory, CachedHost or CachedSSD, optional
         Where rows are kept, by default in the device's memory. The files of `CachedSSD` lie in a
         folder of their own below its path, which is removed in the end.
@@ -48,9 +51,9 @@ class Predictor:
     name : str
         Of the model.
     task_names : list of str
-        Numbers, if the checkpoint doesn't tell.
+        Empty without a schema.
     num_dense : int
-        -1 if the checkpoint doesn't tell.
+        -1 without a schema.
     num_tables : int
     has_bags : bool
 
@@ -80,6 +83,7 @@ class Predictor:
         *,
         device: str = "cpu",
         model: Module | None = None,
+        schema: Schema | None = None,
         tier: Tier | None = None,
         dtype: str | None = None,
         unseen: Any = "initial",
@@ -87,7 +91,7 @@ class Predictor:
         arrays.module(device)
         template = None if model is None else without_rows(model).to("cpu")
         tier = Memory() if tier is None else tier
-        self._rules = Rules(device, tier, dtype, check_unseen(unseen), template)
+        self._rules = Rules(device, tier, dtype, check_unseen(unseen), template, schema)
         self._lock, self._updating = threading.Lock(), threading.Lock()
         self._served: ServedModel | None = None
         self.take(self.read(checkpoint))
@@ -96,7 +100,7 @@ class Predictor:
         self.name = settings.get("model", {}).get("name", type(made).__name__.lower())
         layers = [m for m in made.modules() if isinstance(m, MultiTableEmbedding)]
         if schema is None:
-            self.num_dense, self.num_tables = -1, len(layers[0].fields) if layers else 0
+            self.num_dense, self.num_tables = -1, len(layers[0].fields) if layers else -1
             self.has_bags = any(m.pooling or m.max_length for m in layers)
             self.task_names: list[str] = []
         else:
@@ -145,9 +149,10 @@ class Predictor:
         errors.dtype("Predictor", "dense", dense, np.float32)
         if not isinstance(ids, Bags):
             errors.dtype("Predictor", "ids", ids, np.int64)
-        wide = "N" if self.num_dense < 0 else str(self.num_dense)
+        n, f = self.num_dense, self.num_tables
         given = np.broadcast_to(0, ids.shape)  # Bags have no axes themselves
-        errors.axes("Predictor", ids=(given, f"B {self.num_tables}"), dense=(dense, f"B {wide}"))
+        axes = f"B {f if f >= 0 else 'F'}", f"B {n if n >= 0 else 'N'}"
+        errors.axes("Predictor", ids=(given, axes[0]), dense=(dense, axes[1]))
         with self._lock:
             served = self._now()
             return inference.probabilities(served.model, dense, ids, passes), served.version

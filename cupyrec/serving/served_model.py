@@ -44,6 +44,8 @@ class Rules(NamedTuple):
         See `cupyrec.serving.unseen.check_unseen`.
     template : Module, optional
         Without rows; by default the settings in the checkpoint tell the model.
+    schema : Schema, optional
+        Of checkpoints that don't tell theirs.
     """
 
     device: str
@@ -51,6 +53,7 @@ class Rules(NamedTuple):
     dtype: str | None
     unseen: Any
     template: Module | None
+    schema: Schema | None
 
 
 class Update(NamedTuple):
@@ -113,7 +116,7 @@ class ServedModel:
         self.model.load_state_dict(parameters(dense))
         self.config = chain.manifest["config"]
         schema = self.config.get("schema")
-        self.schema = None if schema is None else Schema.from_dict(schema)
+        self.schema = rules.schema if schema is None else Schema.from_dict(schema)
         self._defaults: dict[str, DefaultRows | None] = {}
         with contextlib.ExitStack() as stack:
             tier = rules.tier
