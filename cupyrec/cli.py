@@ -1,7 +1,7 @@
 """The command ``cupyrec``: arguments, exit codes.
 
-The work of subcommands stands in `commands`, `checkpoint_commands`, `data_commands` and
-`plan_commands`.
+The work of subcommands stands in `commands`, `checkpoint_commands`, `data_commands`,
+`plan_commands` and `serve_commands`.
 
 Results go to stdout, all else to stderr: with --quiet nothing but warnings and errors. Of several
 ranks the first to fail ends all, and mpirun returns its exit code; of one that was killed, 128 and
@@ -61,11 +61,13 @@ def main(arguments: list[str] | None = None) -> int:
             from cupyrec import doctor as commands
         elif options.command == "plan":
             from cupyrec import plan_commands as commands
+        elif options.command == "serve":
+            from cupyrec import serve_commands as commands
         else:
             from cupyrec import commands
 
         work = getattr(commands, options.run)
-        if options.command in ("checkpoint", "data", "plan", "report"):
+        if options.command in ("checkpoint", "data", "plan", "report", "serve"):
             _refuse_ranks(options.command)
         elif options.command == "doctor":
             if _launched_rank() != "0":
@@ -176,6 +178,23 @@ def _number(text: str) -> float:
     return value
 
 
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be an integer of 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def _unseen(text: str) -> str | int:
+    if text in ("initial", "zero"):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be initial, zero or an integer, got {text!r}"
+        ) from None
+
+
 class _Parser(argparse.ArgumentParser):
     """Of the command or of a subcommand, with what all of them take."""
 
@@ -210,6 +229,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what is there, what is missing, how to get it")
     doctor.set_defaults(run="doctor")
     _add_plan(commands.add_parser("plan", help="whether and how a training fits into hardware"))
+    _add_serve(commands.add_parser("serve", help="answer requests by a checkpoint, over HTTP"))
     report = commands.add_parser("report", help="draw a run: one page, report.html in its folder")
     report.set_defaults(run="report")
     report.add_argument("folder", metavar="RUN", help="a run's folder, which may still be trained")
@@ -285,6 +305,40 @@ def _add_device(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", choices=["cpu", "cuda", "sim"], help=about)
     about = "all cores by default; any number gives the same bits"
     command.add_argument("--threads", type=_positive, metavar="N", help=about)
+
+
+def _add_serve(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(run="serve")
+    add = command.add_argument
+    add("checkpoint", metavar="CKPT", help="checkpoint, or a run's folder, whose newer ones follow")
+    about = "address to listen at; by default 127.0.0.1, for this machine alone; 0.0.0.0: for all"
+    add("--host", default="127.0.0.1", metavar="A", help=about)
+    add("--port", type=_port, default=8000, metavar="N", help="by default 8000; 0: any free one")
+    add("--name", metavar="M", help="the model's in paths; by default its own")
+    _add_device(command)
+    tiers = ["memory", "cached_host", "cached_ssd"]
+    add("--tier", choices=tiers, default="memory", help="where rows lie; see docs/stores.md")
+    add("--cache-mb", type=_number, metavar="MB", help="of the cache of such a tier; by default 64")
+    add("--tables", metavar="DIR", help="where files of cached_ssd lie; the system's by default")
+    types = ["float32", "float16", "bfloat16", "int8"]
+    add("--dtype", choices=types, help="of tables' vectors; by default as saved")
+    about = "what ids without a row get: their initial vectors (initial), zeros, or an id's row"
+    add("--unseen", type=_unseen, default="initial", metavar="initial|zero|ID", help=about)
+    about = "rows computed together, and of a request; by default 4096"
+    add("--max-batch", type=_positive, default=4096, metavar="B", help=about)
+    about = "milliseconds that requests wait for others at most; by default 5"
+    add("--max-delay", type=_number, default=5.0, metavar="MS", help=about)
+    about = "rows that may wait, beyond which requests are refused; by default 16384"
+    add("--max-queue", type=_positive, default=16384, metavar="B", help=about)
+    add("--max-body", type=_number, default=16.0, metavar="MB", help="of a request; by default 16")
+    add("--max-connections", type=_positive, default=512, metavar="N", help="by default 512")
+    about = "in which a client must send a request, take its answer, begin another; by default 30"
+    add("--timeout", type=_seconds, default=30.0, metavar="S", help=about)
+    about = "seconds at the end for requests under way; by default 30"
+    add("--drain", type=_number, default=30.0, metavar="S", help=about)
+    about = "seconds from one look for a newer checkpoint to the next; by default 0, never"
+    add("--watch", type=_number, default=0.0, metavar="S", help=about)
+    add("--access-log", action="store_true", help="log each request")
 
 
 def _add_data(command: argparse.ArgumentParser) -> None:

@@ -20,6 +20,6 @@ def test_it_trains_on_two_ranks():
     options = cli._parser().parse_args(shlex.split(words))
     assert (options.command, options.model, options.codec) == ("train", "dlrm", "int8")
     assert mpirun.split() == ["--oversubscribe"]  # on one core too
-    assert "\ninstall plot,mpi\n" in TEXT
+    assert "\ninstall plot,mpi,serve\n" in TEXT
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):  # in a container
         assert re.search(rf"^export .*\b{name}=1", TEXT, re.MULTILINE)

@@ -56,7 +56,7 @@ ELSEWHERE = {
     "accuracy_gate.py", "auc_parity.py", "bench_data.py", "bench_exchange.py",
     "bench_exchange_ranks.py", "bench_life.py", "bench_peer_deepctr.py", "bench_peer_rocksdb.py",
     "bench_stores.py",
-    "chaos_serving.py", "chaos_stores.py", "gpu_ranks.py",
+    "chaos_stores.py", "gpu_ranks.py",
 }  # fmt: skip
 
 
@@ -332,6 +332,18 @@ def test_chaos_tells_how_a_job_ended(monkeypatch, capsys):
     assert json.loads(said.out.splitlines()[-1]) == result
     assert "1 ranks, terminate rank 0 0.06 s after" in said.err
     assert "ended with 143 in" in said.err
+
+
+def test_chaos_on_a_server(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run("chaos_serving.py", "--each", 3, monkeypatch=monkeypatch)
+    said = capsys.readouterr()
+    result = json.loads(said.out.splitlines()[-1])
+    assert ended.value.code == 0, said.err
+    assert result["sent"] == 3 * result["kinds"]
+    assert sum(result["answers"].values()) + result["closed"] == result["sent"]
+    assert (result["dead"], result["alive"]) == (0, True)
+    assert result["rss_mb"][0] > 50
 
 
 def test_chaos_counts_a_rank_that_lives_on_as_a_hang(tmp_path, monkeypatch):

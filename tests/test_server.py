@@ -275,6 +275,20 @@ def test_no_more_time_than_was_given(tmp_path):
         assert "cut off 1 requests after 0.5 seconds" in server.said
 
 
+def test_a_client_that_is_gone_is_no_request_cut_off(tmp_path):
+    with serving(tmp_path) as server:
+        thread, answers = begun(server, 1)
+        for _ in range(3):
+            with connect(server) as connection:
+                connection.sendall(GOOD)
+                time.sleep(0.1)
+        thread.join()
+        assert answers[0][0] == 200
+        server.send(signal.SIGTERM)
+        assert server.code() == 0
+        assert "cut off" not in server.said
+
+
 def test_sighup_looks_for_a_newer_checkpoint(tmp_path):
     with serving(tmp_path) as server:
         server.file.write_text("v2")

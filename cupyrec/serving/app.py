@@ -25,9 +25,10 @@ from starlette.routing import Route
 from cupyrec import __version__
 from cupyrec.ragged import Bags
 from cupyrec.serving import open_inference
-from cupyrec.serving.batching import Batcher, Full
+from cupyrec.serving.batching import Batcher, Full, Gone
 from cupyrec.serving.inputs import Inputs
 from cupyrec.serving.monitoring import Monitoring
+from cupyrec.serving.renewal import Renewal
 
 __all__ = ["App", "error_body"]
 
@@ -36,10 +37,6 @@ logger = logging.getLogger("cupyrec")
 _BODIES = 16  # of the largest size, whose bytes are held at a time
 _SMALL = 1 << 16  # bytes of a body that says what to load
 _JSON = (b"content-type", b"application/json")
-
-
-class _Gone(Exception):
-    """Nobody waits for an answer any more."""
 
 
 def error_body(sentence: str) -> bytes:
@@ -79,6 +76,7 @@ class App:
         Whether the server is about to end, so that it isn't ready any more.
     cut_off : int
         Requests that got no answer, since the server had no more time.
+    renewal : Renewal
 
     Examples
     --------
@@ -98,20 +96,18 @@ class App:
         watch: float = 0.0,
         access_log: bool = False,
     ) -> None:
-        self._predictor, self._checkpoint, self._name = predictor, checkpoint, name
+        self._predictor, self._name = predictor, name
         self._inputs = Inputs(
             predictor.schema, predictor.num_dense, predictor.num_tables, predictor.has_bags
         )
-        tasks = predictor.task_names
-        self._outputs = [f"probability_{t}" for t in tasks] if len(tasks) > 1 else ["probability"]
         self._batching = {"max_batch": max_batch, "max_delay": max_delay, "max_queue": max_queue}
         self._max_rows, self._max_body, self._watch = max_batch, max_body, watch
         self._held = 0  # bytes of bodies
         self._access_log = access_log
         self._batcher: Batcher
-        self._update: asyncio.Future | None = None
         self.draining, self.cut_off = False, 0
         self._metrics = Monitoring()
+        self.renewal = Renewal(predictor, checkpoint, self._metrics)
         self._infer_path = f"/v2/models/{name}/infer"
         self._others = Starlette(
             routes=self._routes(),
@@ -121,11 +117,12 @@ class App:
 
     def warm_up(self) -> None:
         """Predict a row, by which loops are compiled: the first request shall not wait for that."""
-        dense = np.zeros((1, self._predictor.num_dense), np.float32)
+        dense = np.zeros((1, max(0, self._predictor.num_dense)), np.float32)
         ids = np.zeros((1, self._predictor.num_tables), np.int64)
         if self._predictor.has_bags:
             ids = Bags(ids[0], np.arange(ids.shape[1] + 1), ids.shape[1])
-        self._predictor.probabilities(dense, ids)
+        if self._predictor.num_dense >= 0:  # else it isn't known
+            self._predictor.probabilities(dense, ids)
         if self._predictor.schema is not None:
             rows = {}
             for told in self._inputs.metadata():
@@ -141,9 +138,12 @@ class App:
             and scope["path"] == self._infer_path
             and scope["method"] == "POST"
         ):
-            with contextlib.suppress(_Gone):
+            with contextlib.suppress(Gone):
                 status, headers, body = await self._infer(scope, receive)
                 headers = [*headers, (b"content-length", b"%d" % len(body))]
+                whole = scope.get("cupyrec.send_whole")
+                if whole is not None and not self._access_log and whole(status, headers, body):
+                    return
                 await send({"type": "http.response.start", "status": status, "headers": headers})
                 await send({"type": "http.response.body", "body": body})
         else:
@@ -178,7 +178,8 @@ class App:
                     "outputs: must be finite, got "
                     f"{np.count_nonzero(~np.isfinite(values).all(axis=1))} rows that are not."
                 )
-            told, text = open_inference.answer(request, self._name, served, self._outputs, values)
+            names = self._outputs(values.shape[1])
+            told, text = open_inference.answer(request, self._name, served, names, values)
             self._metrics.rows.inc(len(values))
             status = 200
         except (ValueError, TypeError) as error:
@@ -191,7 +192,7 @@ class App:
         except asyncio.CancelledError:
             self.cut_off += 1
             status, told, text = 503, [_JSON], error_body("server: goes down; it had no more time.")
-        except _Gone:
+        except Gone:
             raise
         except FloatingPointError as error:
             status, told, text = 500, [_JSON], error_body(str(error))
@@ -202,6 +203,13 @@ class App:
             self._held -= held
         self._metrics.answered(status, time.perf_counter() - start)
         return status, told, text
+
+    def _outputs(self, count: int) -> list[str]:
+        """Names of the outputs, as ``cupyrec predict`` has them."""
+        if count <= 1:
+            return ["probability"]
+        tasks = self._predictor.task_names or range(count)
+        return [f"probability_{task}" for task in tasks]
 
     async def _body(self, headers: dict[bytes, bytes], receive: Any, most: int) -> bytes:
         """A request's body; nothing is kept of one that is too large."""
@@ -229,7 +237,7 @@ class App:
                 self._held -= size
             body = b"".join(parts)
         if message["type"] == "http.disconnect":
-            raise _Gone
+            raise Gone
         return body
 
     # The other paths
@@ -262,7 +270,8 @@ class App:
 
     async def _tell_model(self, request: Request) -> Response:
         self._check_model(request)
-        outputs = [{"name": n, "datatype": "FP32", "shape": [-1]} for n in self._outputs]
+        names = self._outputs(len(self._predictor.task_names))
+        outputs = [{"name": name, "datatype": "FP32", "shape": [-1]} for name in names]
         return _json(
             {
                 "name": self._name,
@@ -278,7 +287,7 @@ class App:
         version = request.path_params.get("version")
         try:
             status, headers, body = await self._infer(request.scope, request.receive, version)
-        except _Gone:
+        except Gone:
             return Response(status_code=499)  # which nobody reads
         return Response(body, status, {k.decode(): v.decode() for k, v in headers})
 
@@ -295,7 +304,7 @@ class App:
                 400, "'parameters': must not be given: the server knows what it looks at."
             )
         try:
-            await self.reload()
+            await self.renewal.reload()
         except (ValueError, TypeError, OSError) as error:
             raise HTTPException(500, str(error)) from None
         return _json({})
@@ -313,7 +322,7 @@ class App:
             raise HTTPException(400, f"body: must be JSON, got: {error}.") from None
         except Full:
             raise HTTPException(503, "server: has as much to do as it takes on.") from None
-        except _Gone:
+        except Gone:
             return {}
         if not isinstance(asked, dict):
             raise HTTPException(400, "body: must be an object.")
@@ -326,64 +335,12 @@ class App:
         if version not in (None, self._predictor.version):
             raise _other_version(version, self._predictor.version)
 
-    # Newer checkpoints
-
-    async def reload(self) -> bool:
-        """Look for a newer checkpoint, and serve it; return whether there was one.
-
-        Those who ask while it is looked at get the same answer.
-
-        Raises
-        ------
-        ValueError, TypeError, OSError
-            It is no such checkpoint. The old one is served on.
-        """
-        if self._update is None or self._update.done():
-            self._update = asyncio.ensure_future(self._reload())
-        return await asyncio.shield(self._update)
-
-    async def _reload(self) -> bool:
-        start, old = time.perf_counter(), self._predictor.version
-        try:
-            newer = await asyncio.to_thread(self._predictor.update, self._checkpoint)
-        except Exception:
-            self._metrics.reloads.labels("failed").inc()
-            raise
-        if newer:
-            self._metrics.reloads.labels("done").inc()
-            self._metrics.version.info({"version": self._predictor.version})
-            seconds, path = time.perf_counter() - start, self._predictor.path
-            logger.info(
-                "serving version %s instead of %s, '%s', read in %.1f s",
-                self._predictor.version, old, path, seconds,
-            )  # fmt: skip
-        return newer
-
-    async def reload_and_log(self) -> None:
-        """Do the same for no client: what is wrong goes to the log."""
-        try:
-            await self.reload()
-        except (ValueError, TypeError, OSError) as error:
-            logger.warning("no newer checkpoint is served: %s", error)
-
-    async def _look_again(self) -> None:
-        told = ""
-        while True:
-            await asyncio.sleep(self._watch)
-            try:
-                await self.reload()
-                told = ""
-            except (ValueError, TypeError, OSError) as error:
-                if told != str(error):  # once, not every few seconds
-                    logger.warning("no newer checkpoint is served: %s", error)
-                told = str(error)
-
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         self._batcher = Batcher(self._predictor.probabilities, **self._batching)
         self._batcher.observe = self._metrics.batch_rows.observe
         self._metrics.version.info({"version": self._predictor.version})
-        watch = asyncio.create_task(self._look_again()) if self._watch else None
+        watch = asyncio.create_task(self.renewal.watch(self._watch)) if self._watch else None
         yield
         if watch is not None:
             watch.cancel()

@@ -15,7 +15,7 @@ import numpy as np
 
 from cupyrec.ragged import Bags
 
-__all__ = ["Batcher", "Full"]
+__all__ = ["Batcher", "Full", "Gone"]
 
 logger = logging.getLogger("cupyrec")
 
@@ -24,6 +24,10 @@ _Compute = Callable[[Any, Any], tuple[np.ndarray, str]]
 
 class Full(Exception):
     """As many rows wait as may."""
+
+
+class Gone(Exception):
+    """Nobody waits for an answer any more."""
 
 
 class _Waiting(NamedTuple):
@@ -115,6 +119,8 @@ class Batcher:
         ------
         Full
             Too many rows wait; a request that alone has more than `max_queue` is let in.
+        Gone
+            By what is returned, if `is_gone` said so.
         """
         if self.rows and self.rows + len(dense) > self._max_queue:
             raise Full
@@ -153,8 +159,10 @@ class Batcher:
                 break
             first = self._waiting.popleft()
             self.rows -= size
-            if first.is_gone() or first.answer.cancelled():
-                first.answer.cancel()
+            if first.answer.cancelled():
+                continue
+            if first.is_gone():
+                first.answer.set_exception(Gone())
             else:
                 batch.append(first)
                 rows += size

@@ -15,7 +15,6 @@ from cupyrec.serving.open_inference import Tensor, column_of, numbers_of
 
 __all__ = ["Inputs"]
 
-_READY = "dense", "ids", "lengths"
 _LENGTHS = ".lengths"  # of a bag column, behind its name
 
 
@@ -32,6 +31,7 @@ class Inputs:
     schema : Schema, optional
         Without it only inputs made ready are taken.
     num_dense, num_tables : int
+        -1 of `num_dense` if any number of them is taken.
     has_bags : bool
 
     Examples
@@ -89,13 +89,14 @@ class Inputs:
             A tensor is missing, is none of those above, or has another type or shape, or a value
             that its column may not have.
         """
-        if inputs.keys() & self._columns.keys():
-            return self._of_columns(inputs)
-        return self._ready(inputs)
+        with np.errstate(over="ignore"):  # what becomes infinite by it is refused then
+            if inputs.keys() & self._columns.keys():
+                return self._of_columns(inputs)
+            return self._ready(inputs)
 
     def _ready(self, inputs: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray | Bags]:
-        needed = [_READY[0]] * bool(self.num_dense) + [_READY[1]] * bool(self.num_tables)
-        needed += [_READY[2]] * self.has_bags
+        needed = ["dense"] * bool(self.num_dense) + ["ids"] * bool(self.num_tables)
+        needed += ["lengths"] * self.has_bags
         if inputs.keys() != {*needed}:
             ways = " or the schema's columns" if self._columns else ""
             raise ValueError(f"inputs: must be {', '.join(needed)}{ways}, got {_names(inputs)}.")
@@ -106,8 +107,7 @@ class Inputs:
                 raise TypeError(
                     f"input 'dense': must be FP32 or FP64, got {inputs['dense'].datatype}."
                 )
-            with np.errstate(over="ignore"):
-                dense = dense.astype(np.float32, copy=False)
+            dense = dense.astype(np.float32, copy=False)
             if not np.isfinite(dense).all():
                 raise ValueError(
                     "input 'dense': must be finite numbers of 32 bits, got "
@@ -167,7 +167,7 @@ def _names(inputs: Any) -> str:
 
 
 def _two(name: str, array: np.ndarray, width: int) -> np.ndarray:
-    if array.ndim != 2 or array.shape[1] != width:
+    if array.ndim != 2 or width not in (-1, array.shape[1]):
         raise ValueError(f"input '{name}': 'shape' must be [B, {width}], got {list(array.shape)}.")
     return array
 

@@ -114,7 +114,7 @@ def read_request(body: bytes, json_length: int | None = None) -> Request:
     for entry in _of("'inputs'", said.get("inputs"), list):
         name, tensor, at = _read_input(entry, binary, at)
         if name in inputs:
-            raise ValueError(f"input {_short(name)}: must occur once among 'inputs', got it twice.")
+            raise ValueError(f"{_input(name)}: must occur once among 'inputs', got it twice.")
         inputs[name] = tensor
     if at < len(binary):
         raise ValueError(
@@ -136,11 +136,11 @@ def _read_input(entry: Any, binary: memoryview, at: int) -> tuple[str, Tensor, i
     """An input by its name, and where in `binary` the next one's bytes begin."""
     entry = _of("an input", entry, dict)
     name = _of("the name of an input", entry.get("name"), str)
-    where = f"input {_short(name)}"
     datatype, shape = entry.get("datatype"), entry.get("shape")
     if not isinstance(datatype, str) or datatype not in _DATATYPES:
         raise ValueError(
-            f"{where}: 'datatype' must be one of {', '.join(_DATATYPES)}, got {_short(datatype)}."
+            f"{_input(name)}: 'datatype' must be one of {', '.join(_DATATYPES)}, "
+            f"got {_short(datatype)}."
         )
     if (
         type(shape) is not list
@@ -148,43 +148,44 @@ def _read_input(entry: Any, binary: memoryview, at: int) -> tuple[str, Tensor, i
         or not all(type(length) is int and 0 <= length < 1 << 31 for length in shape)
     ):
         raise ValueError(
-            f"{where}: 'shape' must be one or two integers of 0 to 2^31 - 1, got {_short(shape)}."
+            f"{_input(name)}: 'shape' must be one or two integers of 0 to 2^31 - 1, "
+            f"got {_short(shape)}."
         )
     size = None
     if "parameters" in entry:
-        parameters = _of(f"{where}, 'parameters'", entry["parameters"], dict)
+        parameters = _of("an input's 'parameters'", entry["parameters"], dict)
         if "shared_memory_region" in parameters:
-            raise ValueError(f"{where}: must be sent, got one that lies in shared memory.")
+            raise ValueError(f"{_input(name)}: must be sent, got one that lies in shared memory.")
         size = parameters.get("binary_data_size")
     if size is None:
-        return name, Tensor(datatype, tuple(shape), _flat(where, entry.get("data"), shape)), at
+        return name, Tensor(datatype, tuple(shape), _flat(name, entry.get("data"), shape)), at
     if "data" in entry:
-        raise ValueError(f"{where}: must have 'data' or 'binary_data_size', got both.")
+        raise ValueError(f"{_input(name)}: must have 'data' or 'binary_data_size', got both.")
     if type(size) is not int or not 0 <= size <= len(binary) - at:
         raise ValueError(
-            f"{where}: 'binary_data_size' must be at most the {len(binary) - at} bytes that are "
-            f"left of the body, got {_short(size)}."
+            f"{_input(name)}: 'binary_data_size' must be at most the {len(binary) - at} bytes that "
+            f"are left of the body, got {_short(size)}."
         )
     count = math.prod(shape)
     if datatype != "BYTES" and size != count * _DTYPES[datatype].itemsize:
         raise ValueError(
-            f"{where}: 'binary_data_size' must be {count * _DTYPES[datatype].itemsize} for "
+            f"{_input(name)}: 'binary_data_size' must be {count * _DTYPES[datatype].itemsize} for "
             f"{datatype} of shape {shape}, got {size}."
         )
     return name, Tensor(datatype, tuple(shape), binary[at : at + size]), at + size
 
 
-def _flat(where: str, data: Any, shape: list[int]) -> list:
+def _flat(name: str, data: Any, shape: list[int]) -> list:
     """The elements of `data`, which may be nested as the shape is, side by side."""
-    data = _of(f"{where}, 'data'", data, list)
+    data = _of("an input's 'data'", data, list)
     if len(shape) == 2 and data and type(data[0]) is list:
         if {*map(type, data)} != {list} or {*map(len, data)} != {shape[1]}:
-            raise ValueError(f"{where}: 'data' must be nested as its shape is, {shape}.")
+            raise ValueError(f"{_input(name)}: 'data' must be nested as its shape is, {shape}.")
         data = list(itertools.chain.from_iterable(data))
     if len(data) != math.prod(shape):
         raise ValueError(
-            f"{where}: 'data' must have {math.prod(shape)} elements, as its shape is {shape}, "
-            f"got {len(data)}."
+            f"{_input(name)}: 'data' must have {math.prod(shape)} elements, as its shape is "
+            f"{shape}, got {len(data)}."
         )
     return data
 
@@ -217,14 +218,13 @@ def numbers_of(name: str, tensor: Tensor) -> np.ndarray:
     TypeError: input 'ids': 'data' must be integers, got a float.
     """
     if tensor.datatype == "BYTES":
-        raise TypeError(f"input {_short(name)}: 'datatype' must be one of numbers, got BYTES.")
+        raise TypeError(f"{_input(name)}: 'datatype' must be one of numbers, got BYTES.")
     dtype, data = _DTYPES[tensor.datatype], tensor.data
     if isinstance(data, memoryview):
         return np.frombuffer(data, dtype).reshape(tensor.shape)
     _check_types(name, data, _NUMBERS[dtype.kind])
-    try:
-        with np.errstate(over="ignore"):  # to infinity, which those refuse that take no such
-            return np.fromiter(data, dtype, len(data)).reshape(tensor.shape)
+    try:  # floats that are too large become infinite, which is for others to refuse
+        return np.fromiter(data, dtype, len(data)).reshape(tensor.shape)
     except OverflowError:
         raise _out_of_range(name, tensor) from None
 
@@ -243,7 +243,7 @@ def _check_types(name: str, data: list, allowed: set[type]) -> None:
         told = "integers" if allowed & {int, float} == {int} else "numbers"
         told = "strings" if str in allowed else told
         got = min(_KINDS[other] for other in others)
-        raise TypeError(f"input {_short(name)}: 'data' must be {told}, got {got}.")
+        raise TypeError(f"{_input(name)}: 'data' must be {told}, got {got}.")
 
 
 def column_of(name: str, tensor: Tensor) -> pa.Array:
@@ -286,7 +286,7 @@ def _elements(name: str, data: memoryview, count: int) -> list[bytes]:
         elements.append(data[start:at])
     if at != len(data) or len(elements) != count:
         raise ValueError(
-            f"input {_short(name)}: its {len(data)} bytes must be {count} elements, each after 4 "
+            f"{_input(name)}: its {len(data)} bytes must be {count} elements, each after 4 "
             f"bytes of its length, got {len(elements)} that take {at}."
         )
     return elements
@@ -353,6 +353,10 @@ def _of(where: str, value: Any, kind: type) -> Any:
     return value
 
 
+def _input(name: str) -> str:
+    return f"input {_short(name)}"
+
+
 def _short(value: Any) -> str:
     """A value of JSON as sentences show it: not more of it than tells which it is."""
     if isinstance(value, str):
@@ -364,4 +368,4 @@ def _short(value: Any) -> str:
 
 
 def _out_of_range(name: str, tensor: Tensor) -> ValueError:
-    return ValueError(f"input {_short(name)}: 'data' must be in the range of {tensor.datatype}.")
+    return ValueError(f"{_input(name)}: 'data' must be in the range of {tensor.datatype}.")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import gc
 import http
 import logging
 import os
@@ -28,6 +30,7 @@ logger = logging.getLogger("cupyrec")
 
 _MAX_HEAD = 1 << 16  # bytes of a request line and headers
 _MAX_PIPELINE = 16  # requests of a connection that wait for the answer to an earlier one
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in http.HTTPStatus}
 _MOMENT = 0.3  # seconds in which a request that is on its way arrives
 
 
@@ -75,6 +78,7 @@ class Connection(HttpToolsProtocol):
             raise ValueError(self._rule)
         self.scope["cupyrec.is_gone"] = self.transport.is_closing
         super().on_headers_complete()
+        self.scope["cupyrec.send_whole"] = functools.partial(self._send_whole, self.cycle)
         if self._is_last:
             self.cycle.keep_alive = False
 
@@ -85,6 +89,22 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._take_turns()
+
+    def _send_whole(self, cycle: Any, status: int, headers: list, body: bytes) -> bool:
+        """Send an answer in one piece, as uvicorn would in two, which become two packets; return
+        whether it was done."""
+        if cycle.disconnected or self.flow.write_paused or self.transport.is_closing():
+            return False
+        lines = [_STATUS_LINES[status], *(b"%b: %b\r\n" % header for header in headers)]
+        if not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        self.transport.write(b"".join([*lines, b"\r\n", body]))
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -100,12 +120,11 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: int, sentence: str) -> None:
         body = error_body(sentence)
         head = (
-            f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
             f"{'retry-after: 1' if status == 503 else 'connection: close'}\r\n\r\n"
         )
         if not self.transport.is_closing():
-            self.transport.write(head.encode() + body)
+            self.transport.write(_STATUS_LINES[status] + head.encode() + body)
             self.transport.close()
         self._since = self.loop.time()
 
@@ -179,7 +198,7 @@ class _Server(uvicorn.Server):
             os.write(2, b"ending after the requests under way; a second signal ends at once\n")
 
     def _reload_soon(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._app.reload_and_log())
+        task = asyncio.get_running_loop().create_task(self._app.renewal.reload_and_log())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -284,6 +303,8 @@ def run(
         max_queue=max_queue, max_body=max_body, watch=watch, access_log=access_log,
     )  # fmt: skip
     app.warm_up()
+    gc.collect()
+    gc.freeze()  # what lives as long as the process is not looked through again and again
     config = uvicorn.Config(
         app, http=Connection, ws="none", loop="uvloop", lifespan="on", log_config=None,
         log_level="critical", access_log=False, server_header=False, date_header=False,

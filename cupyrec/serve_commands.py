@@ -1,0 +1,70 @@
+"""What the subcommand ``cupyrec serve`` does."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import tempfile
+
+import cupyrec
+from cupyrec import arrays, config, interruption
+from cupyrec.checkpoint_files import find_checkpoint
+from cupyrec.cli import UsageError
+from cupyrec.embedding import CachedHost, CachedSSD, Memory, Tier
+
+try:
+    from cupyrec.serving import Predictor
+    from cupyrec.serving.server import bind, run
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"serve: the package '{error.name}' must be installed, by: pip install 'cupyrec[serve]'."
+    ) from None
+
+__all__ = ["serve"]
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve a checkpoint by the flags of ``cupyrec serve``; return the exit code."""
+    if options.name is not None and not re.fullmatch(r"[\w.-]+", options.name, re.ASCII):
+        raise UsageError(f"serve: --name must be letters, digits, _ . -, got '{options.name}'.")
+    if options.tables is not None and options.tier != "cached_ssd":
+        raise UsageError(f"serve: --tables must come with --tier cached_ssd, got {options.tier}.")
+    if options.cache_mb is not None and options.tier == "memory":
+        raise UsageError("serve: --cache-mb must come with a --tier that has a cache, got memory.")
+    try:
+        arrays.module(options.device or "cuda")
+        device = options.device or "cuda"
+    except RuntimeError as error:
+        if options.device:
+            raise UsageError(f"--{error}") from None
+        device = "cpu"
+    if options.threads:
+        cupyrec.set_num_threads(options.threads)
+    find_checkpoint(options.checkpoint)  # before anything is opened
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(interruption.ending())
+        listening = stack.enter_context(bind(options.host, options.port))
+        predictor = Predictor(
+            options.checkpoint, device=device, tier=_tier(options), dtype=options.dtype,
+            unseen=options.unseen,
+        )  # fmt: skip
+        stack.callback(predictor.close)
+        return run(
+            predictor, options.checkpoint, listening,
+            name=options.name, max_batch=options.max_batch, max_delay=options.max_delay / 1e3,
+            max_queue=options.max_queue, max_body=int(options.max_body * 2**20),
+            max_connections=options.max_connections, timeout=options.timeout,
+            drain=options.drain, watch=options.watch, access_log=options.access_log,
+        )  # fmt: skip
+
+
+def _tier(options: argparse.Namespace) -> Tier:
+    size = config.DEFAULTS["embedding"]["cache_mb"]
+    size = size if options.cache_mb is None else options.cache_mb
+    match options.tier:
+        case "cached_host":
+            return CachedHost(cache_mb=size)
+        case "cached_ssd":
+            return CachedSSD(path=options.tables or tempfile.gettempdir(), cache_mb=size)
+    return Memory()

@@ -1,0 +1,89 @@
+"""Newer checkpoints take the place of the one that is served: when they are looked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import Any
+
+from cupyrec.serving.monitoring import Monitoring
+
+__all__ = ["Renewal"]
+
+logger = logging.getLogger("cupyrec")
+
+_REFUSED = ValueError, TypeError, OSError
+
+
+class Renewal:
+    """Looks where the server was told for a checkpoint that is newer than the one served.
+
+    Parameters
+    ----------
+    predictor : Predictor
+        Its ``update`` reads in a thread while it answers.
+    checkpoint : path
+        A checkpoint, or a run's folder.
+    monitoring : Monitoring
+
+    Examples
+    --------
+    See `cupyrec.serving.server.run`.
+    """
+
+    def __init__(
+        self, predictor: Any, checkpoint: str | os.PathLike[str], monitoring: Monitoring
+    ) -> None:
+        self._predictor, self._checkpoint, self._monitoring = predictor, checkpoint, monitoring
+        self._under_way: asyncio.Future | None = None
+        self._told = ""
+
+    async def reload(self) -> bool:
+        """Look once, and serve what is there; return whether it is newer.
+
+        Those who ask while it is looked get the same answer.
+
+        Raises
+        ------
+        ValueError, TypeError, OSError
+            It is no such checkpoint. The old one is served on.
+        """
+        if self._under_way is None or self._under_way.done():
+            self._under_way = asyncio.ensure_future(self._reload())
+        return await asyncio.shield(self._under_way)
+
+    async def _reload(self) -> bool:
+        start, old = time.perf_counter(), self._predictor.version
+        try:
+            newer = await asyncio.to_thread(self._predictor.update, self._checkpoint)
+        except Exception:
+            self._monitoring.reloads.labels("failed").inc()
+            raise
+        if newer:
+            self._monitoring.reloads.labels("done").inc()
+            version, path = self._predictor.version, self._predictor.path
+            self._monitoring.version.info({"version": version})
+            seconds = time.perf_counter() - start
+            logger.info(
+                "serving version %s instead of %s, '%s', read in %.1f s",
+                version, old, path, seconds,
+            )  # fmt: skip
+        return newer
+
+    async def reload_and_log(self) -> None:
+        """Do the same for no client: what is wrong goes to the log, but once if it stays so."""
+        try:
+            await self.reload()
+            self._told = ""
+        except _REFUSED as error:
+            if self._told != str(error):
+                logger.warning("no newer checkpoint is served: %s", error)
+            self._told = str(error)
+
+    async def watch(self, seconds: float) -> None:
+        """Look again and again, after as many seconds each."""
+        while True:
+            await asyncio.sleep(seconds)
+            await self.reload_and_log()
