@@ -242,6 +242,21 @@ def test_a_run_ended_by_a_signal_goes_on_to_the_same_bits(number, logs, tmp_path
     assert trial.steps(run) == trial.steps(tmp_path / "whole")
 
 
+def test_a_signal_to_one_rank_ends_all_with_one_code(logs, tmp_path):
+    arguments = ["train", *logs, *trial.SMALL, "--out", str(tmp_path / "run")]
+    program = (
+        f"import signal, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import trial\n"
+        "from cupyrec.parallel import world\n"
+        "with trial.at_step(5, lambda: world().rank and trial.interrupt(signal.SIGTERM)):\n"
+        f"    sys.exit(trial.command(*{arguments}))\n"
+    )
+    ended = launch(tmp_path, program, 2)
+    assert (ended.returncode, ended.stdout) == (130, "")
+    assert ended.stderr.count("cupyrec: a signal to another rank: stopped after step ") == 1
+    assert checkpoint.verify(tmp_path / "run" / "last")["progress"]["step"] >= 5
+
+
 def test_a_reader_that_goes_away_is_no_traceback(logs, tmp_path):
     process = python("-m", "cupyrec", "train", *logs, *trial.SMALL, "--out", tmp_path / "run")
     process.stdout.close()
