@@ -1,15 +1,22 @@
 """The commands and the Python of README.md work, in the order of the page, on shorter logs."""
 
+import json
+import os
 import re
 import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 from pyarrow import parquet
 
 from cupyrec import checkpoint, cli
+from cupyrec.data.movielens import _SCHEMA
 
-PAGE = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "README.md").read_text("utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -55,3 +62,29 @@ def test_what_readme_shows_of_the_devices(sim, capsys):
     exec(compile(own, "README.md", "exec"), {})
     told = capsys.readouterr().out
     assert re.search(r"# (out of bounds at .*)$", own, re.MULTILINE)[1] in told
+
+
+def test_the_server_of_readme_answers_and_goes(tmp_path, monkeypatch, capsys):
+    """Its block of shell as it stands, but for a port that is free and what pip would install."""
+    monkeypatch.chdir(tmp_path)
+    _SCHEMA.save("schema.toml")
+    rows = [f"{i % 2}\t{i % 9}\t{i}\t3\tM\twriter\t55105\t1997\tComedy\n" for i in range(100)]
+    Path("train.tsv").write_text("".join(rows))
+    words = "--train train.tsv --valid train.tsv --schema schema.toml --out runs/quickstart"
+    assert cli.main(["train", *words.split()]) == 0
+    capsys.readouterr()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    (block,) = (block for block in blocks("sh") if "cupyrec serve" in block)
+    block = re.sub("^pip .*$", "", block, flags=re.MULTILINE).replace("8000", str(port))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    command = ["bash", "-e", "-c", block]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout[done.stdout.index('{"model_name"') :])
+    (output,) = told["outputs"]
+    assert (told["model_name"], output["name"], output["shape"]) == ("dlrm", "probability", [2])
+    assert 0 < min(output["data"]) < max(output["data"]) < 1
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", port)) != 0  # nobody listens any more
