@@ -40,6 +40,8 @@ class StandIn:
         time.sleep(0.05)
         if version == "bad":
             raise ValueError("checkpoint: must be one, got none.")
+        if version == "worse":
+            raise RuntimeError("out of order")
         with self._lock:
             newer, self.version = version != self.version, version
         return newer

@@ -211,6 +211,10 @@ def test_newer_checkpoints(tmp_path):
             with pytest.raises(Exception, match="checkpoint: must be one, got none."):
                 client.load_model("sums")
             assert client.is_model_ready("sums", "v2")
+            server.file.write_text("worse")
+            with pytest.raises(Exception, match="server: failed; its log says why."):
+                client.load_model("sums")
+            server.check_says("RuntimeError: out of order")
         status, _, said = asks(server, body((1, 2)))
         assert (status, said["model_version"]) == (200, "v2")
 

@@ -36,6 +36,7 @@ logger = logging.getLogger("cupyrec")
 
 _BODIES = 16  # of the largest size, whose bytes are held at a time
 _SMALL = 1 << 16  # bytes of a body that says what to load
+_FAILED = "server: failed; its log says why."
 _JSON = (b"content-type", b"application/json")
 
 
@@ -111,7 +112,7 @@ class App:
         self._infer_path = f"/v2/models/{name}/infer"
         self._others = Starlette(
             routes=self._routes(),
-            exception_handlers={HTTPException: _told},
+            exception_handlers={HTTPException: _told, Exception: _failed},
             lifespan=self._lifespan,
         )
 
@@ -198,7 +199,7 @@ class App:
             status, told, text = 500, [_JSON], error_body(str(error))
         except Exception:
             logger.exception("a request failed")
-            status, told, text = 500, [_JSON], error_body("server: failed; its log says why.")
+            status, told, text = 500, [_JSON], error_body(_FAILED)
         finally:
             self._held -= held
         self._metrics.answered(status, time.perf_counter() - start)
@@ -361,6 +362,11 @@ async def _told(request: Request, error: Exception) -> Response:
     sentence = sentences.get((error.status_code, error.detail), error.detail)
     headers = {**(error.headers or {}), "content-type": "application/json"}
     return Response(error_body(sentence), error.status_code, headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    logger.error("a request failed", exc_info=error)
+    return _json({"error": _FAILED}, 500)
 
 
 def _json_length(headers: dict[bytes, bytes]) -> int | None:
