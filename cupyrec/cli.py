@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             from cupyrec import commands
 
         work = getattr(commands, options.run)
-        if options.command in ("checkpoint", "data", "plan", "report", "serve"):
+        if options.command in ("checkpoint", "data", "plan", "report"):
             _refuse_ranks(options.command)
         elif options.command == "doctor":
             if _launched_rank() != "0":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import re
+import signal
 import tempfile
 
 import cupyrec
@@ -12,16 +14,20 @@ from cupyrec import arrays, config, interruption
 from cupyrec.checkpoint_files import find_checkpoint
 from cupyrec.cli import UsageError
 from cupyrec.embedding import CachedHost, CachedSSD, Memory, Tier
+from cupyrec.parallel import world
 
 try:
     from cupyrec.serving import Predictor
-    from cupyrec.serving.server import bind, run
+    from cupyrec.serving.server import ENDS, bind, run
+    from cupyrec.serving.sharded import Front, follow
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"serve: the package '{error.name}' must be installed, by: pip install 'cupyrec[serve]'."
     ) from None
 
 __all__ = ["serve"]
+
+logger = logging.getLogger("cupyrec")
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -42,13 +48,23 @@ def serve(options: argparse.Namespace) -> int:
     if options.threads:
         cupyrec.set_num_threads(options.threads)
     find_checkpoint(options.checkpoint)  # before anything is opened
+    ranks = world()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(interruption.ending())
-        listening = stack.enter_context(bind(options.host, options.port))
+        if ranks.rank == 0:
+            stack.enter_context(interruption.ending())
+            listening = stack.enter_context(bind(options.host, options.port))
+        else:
+            logger.setLevel(logging.ERROR)
+            for number in ENDS:  # mpirun tells them to all: rank 0 says when it is time
+                signal.signal(number, signal.SIG_IGN)
         predictor = Predictor(
             options.checkpoint, device=device, tier=_tier(options), dtype=options.dtype,
             unseen=options.unseen,
         )  # fmt: skip
+        if ranks.rank > 0:
+            return follow(predictor, ranks)
+        if ranks.size > 1:
+            predictor = Front(predictor, ranks)
         stack.callback(predictor.close)
         return run(
             predictor, options.checkpoint, listening,

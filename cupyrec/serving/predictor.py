@@ -12,6 +12,7 @@ from cupyrec import arrays, errors, inference
 from cupyrec.checkpoint_files import find_checkpoint
 from cupyrec.data import Schema
 from cupyrec.embedding import Memory, Tier
+from cupyrec.kernel import blocks
 from cupyrec.nn import Module, MultiTableEmbedding
 from cupyrec.ragged import Bags
 from cupyrec.serving.chain import Chain
@@ -117,17 +118,13 @@ class Predictor:
     version = property(lambda self: self._now().version, doc="8 hex digits of that checkpoint's.")
     schema = property(lambda self: self._now().schema, doc="Of the log, None if it isn't told.")
 
-    def probabilities(
-        self, dense: Any, ids: Any, passes: int | None = None
-    ) -> tuple[np.ndarray, str]:
+    def probabilities(self, dense: Any, ids: Any) -> tuple[np.ndarray, str]:
         """Return the probability of each sample, of each task, and the version that all are of.
 
         Parameters
         ----------
         dense : (B, N) array of float32
         ids : (B, F) array of int64, or Bags
-        passes : int, optional
-            See `cupyrec.inference.probabilities`.
 
         Returns
         -------
@@ -146,6 +143,23 @@ class Predictor:
         --------
         See the class.
         """
+        self.check(dense, ids)
+        with self._lock:
+            served = self._now()
+            return inference.probabilities(served.model, dense, ids), served.version
+
+    def check(self, dense: Any, ids: Any) -> None:
+        """Raise unless these are arguments for `probabilities`.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Shapes and dtypes that don't agree.
+
+        Examples
+        --------
+        See the class.
+        """
         errors.dtype("Predictor", "dense", dense, np.float32)
         if not isinstance(ids, Bags):
             errors.dtype("Predictor", "ids", ids, np.int64)
@@ -153,9 +167,21 @@ class Predictor:
         given = np.broadcast_to(0, ids.shape)  # Bags have no axes themselves
         axes = f"B {f if f >= 0 else 'F'}", f"B {n if n >= 0 else 'N'}"
         errors.axes("Predictor", ids=(given, axes[0]), dense=(dense, axes[1]))
+
+    def take_part(self, rows: int, num_dense: int, num_tables: int, has_bags: bool) -> None:
+        """Look up what another rank needs, which has such rows where this one has none.
+
+        Examples
+        --------
+        See `cupyrec.serving.sharded`.
+        """
+        ids: Any = np.empty((0, num_tables), np.int64)
+        if has_bags:
+            ids = Bags(np.empty(0, np.int64), np.zeros(1, np.int64), num_tables)
         with self._lock:
-            served = self._now()
-            return inference.probabilities(served.model, dense, ids, passes), served.version
+            model = self._now().model
+            passes = blocks(rows, inference.pass_rows(model))
+            inference.probabilities(model, np.empty((0, num_dense), np.float32), ids, passes)
 
     def predict(self, data: Any, *, batch_size: int = 4096) -> np.ndarray:
         """Return what `cupyrec.predict` does, of one version: an update waits until it is done.

@@ -24,13 +24,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cupyrec.serving.app import App, error_body
 
-__all__ = ["bind", "run"]
+__all__ = ["ENDS", "bind", "run"]
 
 logger = logging.getLogger("cupyrec")
 
 _MAX_HEAD = 1 << 16  # bytes of a request line and headers
 _MAX_PIPELINE = 16  # requests of a connection that wait for the answer to an earlier one
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in http.HTTPStatus}
+#: Signals that end it, of which mpirun passes the last one on.
+ENDS = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 _MOMENT = 0.3  # seconds in which a request that is on its way arrives
 
 
@@ -180,8 +182,7 @@ class _Server(uvicorn.Server):
         def reload(*_: Any) -> None:
             loop.call_soon_threadsafe(self._reload_soon)
 
-        handlers = {signal.SIGINT: self.handle_exit, signal.SIGTERM: self.handle_exit}
-        handlers[signal.SIGHUP] = reload
+        handlers = dict.fromkeys(ENDS, self.handle_exit) | {signal.SIGHUP: reload}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
@@ -256,7 +257,7 @@ def run(
     watch: float = 0.0,
     access_log: bool = False,
 ) -> int:
-    """Serve a model until SIGTERM or SIGINT; return the exit code.
+    """Serve a model until SIGTERM, SIGINT or SIGUSR1; return the exit code.
 
     At the first of them the server takes no more connections, says that it isn't ready, and answers
     what is under way; at the second the process ends at once. At SIGHUP it looks for a newer

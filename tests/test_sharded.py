@@ -1,0 +1,179 @@
+"""`cupyrec serve` under mpirun: one front, and each rank with its part of the rows."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trial
+
+from cupyrec.serving import Predictor
+
+RANKS = 4
+
+
+class Served:
+    """A job that serves the last checkpoint of a folder."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.log = folder / "log"
+        self.process = subprocess.Popen(
+            [Path(sys.executable).with_name("mpirun"), "-n", str(RANKS), "--oversubscribe",
+             sys.executable, "-m", "cupyrec", "serve", folder, "--port", "0", *flags],
+            env=os.environ
+            | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            | {"PYTHONPATH": str(Path(__file__).parents[1])},
+            stdout=subprocess.DEVNULL, stderr=self.log.open("wb"),
+        )  # fmt: skip
+        self.port = int(self.waited_for(r"^serving dlrm .*:(\d+)$"))
+
+    def waited_for(self, pattern: str) -> str:
+        for _ in range(1200):
+            if found := re.search(pattern, self.log.read_text(), re.MULTILINE):
+                return found[1]
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.1)
+        raise AssertionError(self.log.read_text())
+
+    def ask(self, path: str, said: dict | None = None) -> tuple[int, dict]:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, 60)) as one:
+            one.request("GET" if said is None else "POST", path, said and json.dumps(said))
+            answer = one.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    def predicted(self, columns: dict) -> tuple[str, np.ndarray]:
+        inputs = [
+            {"name": name, "shape": [len(values)], "datatype": kind, "data": values}
+            for name, (kind, values) in columns.items()
+        ]
+        status, told = self.ask("/v2/models/dlrm/infer", {"inputs": inputs})
+        assert status == 200, told
+        return told["model_version"], np.array(told["outputs"][0]["data"], np.float32)
+
+    def reload(self) -> tuple[int, dict]:
+        return self.ask("/v2/repository/models/dlrm/load", {})
+
+    def ranks(self) -> list[Path]:
+        """/proc of each rank."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (path / "environ").read_bytes().split(b"\0")
+                command = (path / "cmdline").read_bytes()
+                mine = f"{self.log.parent}".encode() in command and b"mpirun" not in command
+                if mine and any(word.startswith(b"OMPI_COMM_WORLD_RANK=") for word in words):
+                    found.append(path)
+        return found
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+
+
+def point(folder: Path, checkpoint: Path) -> None:
+    (folder / "next").symlink_to(checkpoint)
+    (folder / "next").rename(folder / "last")
+
+
+def columns_of(log: Path) -> dict:
+    rows = [line.split("\t") for line in log.read_text().splitlines()]
+    _, prices, users, items = zip(*rows, strict=True)
+    return {
+        "price": ("FP64", [float(price) if price else None for price in prices]),
+        "user": ("INT64", [*map(int, users)]),
+        "item": ("BYTES", [*items]),
+    }
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> list[Path]:
+    """A full one, two deltas on top of each other, and one of another run; beside logs."""
+    folder = tmp_path_factory.mktemp("trained")
+    logs = trial.write_logs(folder)
+    deltas = ["--set", "training.deltas=5", "--set", "training.save_every=3"]
+    assert trial.train(logs, folder / "run", *deltas) == 0
+    assert trial.train(logs, folder / "other", "--seed", "5") == 0
+    steps = sorted((folder / "run" / "checkpoints").iterdir())
+    assert len(steps) >= 3
+    return [*steps[:3], (folder / "other" / "last").resolve()]
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoints) -> dict[str, np.ndarray]:
+    """What `cupyrec predict` says, by version."""
+    folder, found = checkpoints[0].parents[2], {}
+    for number, checkpoint in enumerate(checkpoints):
+        output = folder / f"{number}.npy"
+        assert trial.command("predict", checkpoint, "--data", folder / "test.tsv",
+                             "--output", output) == 0  # fmt: skip
+        with Predictor(checkpoint) as predictor:
+            found[predictor.version] = np.load(output)
+    return found
+
+
+@pytest.fixture
+def served(checkpoints, tmp_path):
+    point(tmp_path, checkpoints[0])
+    served = Served(tmp_path, "--watch", "0")
+    yield served
+    served.end()
+
+
+def test_ranks_answer_as_predict_does_and_change_together(served, checkpoints, expected):
+    folder, columns = served.log.parent, columns_of(checkpoints[0].parents[2] / "test.tsv")
+    versions = [*expected]
+    assert served.predicted(columns)[0] == versions[0]
+    for number in (0, 1, 2, 3, 0):
+        point(folder, checkpoints[number])
+        assert served.reload() == (200, {})
+        version, got = served.predicted(columns)
+        assert version == versions[number]
+        assert (got == expected[version]).all()
+        one = {name: (kind, values[7:8]) for name, (kind, values) in columns.items()}
+        assert served.predicted(one)[1] == expected[version][7]
+
+    broken = folder / "broken"
+    broken.mkdir()
+    for file in checkpoints[3].iterdir():
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= file.suffix == ".npy"
+        (broken / file.name).write_bytes(data)
+    point(folder, broken)
+    status, told = served.reload()
+    assert status == 500
+    assert str(broken) in told["error"]
+    assert (served.predicted(columns)[1] == expected[versions[0]]).all()
+
+    time.sleep(1)  # the front's workers spin a moment
+    ranks = served.ranks()
+    assert len(ranks) == RANKS
+    before = [ticks(rank) for rank in ranks]
+    time.sleep(3)
+    used = [after - b for after, b in zip(map(ticks, ranks), before, strict=True)]
+    assert max(used) < 0.2 * 3 * os.sysconf("SC_CLK_TCK"), used
+    assert served.predicted(columns)[0] == versions[0]  # who sleep still wake up
+
+    served.process.send_signal(signal.SIGUSR1)  # which mpirun passes on
+    assert served.process.wait(30) == 0
+
+
+def ticks(process: Path) -> int:
+    """Processor time of a process."""
+    words = (process / "stat").read_text().rpartition(")")[2].split()
+    return int(words[11]) + int(words[12])
+
+
+def test_a_rank_that_dies_ends_all(served):
+    (last,) = [p for p in served.ranks() if b"RANK=3" in (p / "environ").read_bytes()]
+    os.kill(int(last.name), signal.SIGKILL)
+    assert served.process.wait(30) != 0
+    with pytest.raises(OSError):
+        served.ask("/v2/health/live")
