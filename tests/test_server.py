@@ -180,7 +180,7 @@ def test_connections_are_bounded(hasty):
     with connect(hasty) as one_more:
         said = reads(one_more)
     assert said.startswith(b"HTTP/1.1 503 ")
-    assert b"retry-after: 1" in said
+    assert b"\r\nconnection: close\r\nretry-after: 1\r\n\r\n{" in said
     for connection in idle:
         connection.close()
     time.sleep(0.3)

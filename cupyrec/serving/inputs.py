@@ -54,6 +54,7 @@ class Inputs:
         if schema is not None:
             self._columns = {column.name: column for column in schema.columns}
             self._reader = ArrowReader(schema, labels=False)  # whom Frame has read, too
+            self._checked: pa.Schema | None = None
 
     def metadata(self) -> list[dict[str, Any]]:
         """Return what the protocol tells of the inputs: columns, or without a schema those ready.
@@ -155,7 +156,9 @@ class Inputs:
         if len(rows) > 1:
             raise ValueError(f"inputs: must have as many rows each, got {sorted(rows)}.")
         records = pa.RecordBatch.from_pydict(arrays)
-        self._reader.check(records.schema, "inputs")
+        if records.schema != self._checked:  # most have the same types as those before
+            self._reader.check(records.schema, "inputs")
+            self._checked = records.schema
         batch = self._reader.batch([self._reader.block(Records("inputs", 0, records))])
         return batch.dense, batch.ids
 

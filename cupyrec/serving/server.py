@@ -121,9 +121,10 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, sentence: str) -> None:
         body = error_body(sentence)
+        again = "retry-after: 1\r\n" if status == 503 else ""
         head = (
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            f"{'retry-after: 1' if status == 503 else 'connection: close'}\r\n\r\n"
+            f"connection: close\r\n{again}\r\n"
         )
         if not self.transport.is_closing():
             self.transport.write(_STATUS_LINES[status] + head.encode() + body)
@@ -177,10 +178,10 @@ class _Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
 
         def reload(*_: Any) -> None:
-            loop.call_soon_threadsafe(self._reload_soon)
+            self._loop.call_soon_threadsafe(self._reload_soon)
 
         handlers = dict.fromkeys(ENDS, self.handle_exit) | {signal.SIGHUP: reload}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -195,11 +196,11 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             os._exit(128 + sig)
         self.should_exit = self._app.draining = True
-        with contextlib.suppress(OSError):  # sys.stderr may be in the midst of a write
-            os.write(2, b"ending after the requests under way; a second signal ends at once\n")
+        told = "ending after the requests under way; a second signal ends at once"
+        self._loop.call_soon_threadsafe(logger.info, told)  # the log may be in the midst of a line
 
     def _reload_soon(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._app.renewal.reload_and_log())
+        task = self._loop.create_task(self._app.renewal.reload_and_log())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
