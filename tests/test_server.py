@@ -132,7 +132,7 @@ def test_a_client_that_closes_its_half(hasty):
     ("sent", "status"),
     [
         (b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 100_000, 431),
-        (b"GET /v2 HTTP/1.1\r\n" + b"X: a\r\n" * 12_000, 431),
+        (b"GET /v2 HTTP/1.1\r\n" + b"X: a\r\n" * 201 + b"\r\n", 431),
         (b"GET /" + b"a" * 100_000, 431),
         (b"hello\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00", 400),

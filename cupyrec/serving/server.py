@@ -29,6 +29,7 @@ __all__ = ["ENDS", "bind", "run"]
 logger = logging.getLogger("cupyrec")
 
 _MAX_HEAD = 1 << 16  # bytes of a request line and headers
+_MAX_HEADERS = 200
 _MAX_PIPELINE = 16  # requests of a connection that wait for the answer to an earlier one
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in http.HTTPStatus}
 #: Signals that end it, of which mpirun passes the last one on.
@@ -46,7 +47,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._head, self._in_head, self._is_last = 0, False, False
-        self._rule = "request: must be one of HTTP/1.1."
+        self._refusal = 400, "request: must be one of HTTP/1.1."
         self._take_turns()
         most = self.config.max_connections
         if len(self.connections) > most:
@@ -70,14 +71,21 @@ class Connection(HttpToolsProtocol):
         self._head, self._in_head = 0, True
         self._take_turns()
         if len(self.pipeline) >= _MAX_PIPELINE:
-            self._rule = f"pipeline: must have at most {_MAX_PIPELINE} requests."
-            raise ValueError(self._rule)
+            self._refusal = 400, f"pipeline: must have at most {_MAX_PIPELINE} requests."
+            raise ValueError(self._refusal)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > _MAX_HEADERS:
+            self._refusal = 431, f"headers: must be at most {_MAX_HEADERS}."
+            raise ValueError(self._refusal)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         if self.parser.should_upgrade():  # httptools would take no body any more
-            self._rule = "Upgrade: must not be asked for, as HTTP/1.1 is all that is spoken."
-            raise ValueError(self._rule)
+            sentence = "Upgrade: must not be asked for, as HTTP/1.1 is all that is spoken."
+            self._refusal = 400, sentence
+            raise ValueError(sentence)
         self.scope["cupyrec.is_gone"] = self.transport.is_closing
         super().on_headers_complete()
         self.scope["cupyrec.send_whole"] = functools.partial(self._send_whole, self.cycle)
@@ -117,7 +125,7 @@ class Connection(HttpToolsProtocol):
         self._take_turns()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, self._rule)
+        self._refuse(*self._refusal)  # what a callback has raised, if it was one
 
     def _refuse(self, status: int, sentence: str) -> None:
         body = error_body(sentence)
