@@ -1,5 +1,6 @@
 """Checkpoints of small models, saved by hand, and what they are to answer."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,9 @@ import trial
 
 import cupyrec
 from cupyrec import checkpoint, models, nn, optim
+from cupyrec.checkpoint_files import read_manifest, write_manifest
+from cupyrec.checkpoint_reshard import split
+from cupyrec.checkpoint_shards import read_keys, read_rows
 from cupyrec.embedding import Life
 from cupyrec.parallel import Communicator, Exchange, world
 
@@ -54,6 +58,38 @@ def save_chain(folder: Path, kind=optim.Adam) -> list[Path]:
         paths.append(folder / f"step-{number}")
         checkpoint.save(paths[-1], model, optimizer, base=paths[-2] if number else None)
     return paths
+
+
+def in_shards(paths: list[Path], folder: Path, shards: list[int]) -> list[Path]:
+    """The same chain as if each of its checkpoints came from so many ranks."""
+    made, told = [], {}
+    for path, count in zip(paths, shards, strict=True):
+        manifest = read_manifest(path, delta=True)
+        files, groups = {"dense.safetensors": manifest["files"]["dense.safetensors"]}, []
+        made.append(folder / path.name)
+        made[-1].mkdir(parents=True)
+        shutil.copy(path / "dense.safetensors", made[-1])
+        for entry in manifest["groups"]:
+            rows = (read_rows, path, entry)
+            group, written = split(
+                made[-1], entry, read_keys(path, entry), lambda r=rows: r[0](*r[1:]), count
+            )
+            groups.append(group)
+            files |= written
+        if told:
+            told = {"base": manifest["base"] | told}
+        kept = {k: v for k, v in manifest.items() if k not in ("format", "cupyrec", "base")}
+        told = {"crc32": write_manifest(made[-1], kept | told | {"groups": groups, "files": files})}
+    return made
+
+
+def mix_shards(path: Path) -> None:
+    """Tell of shards in another order, so that they have others' keys."""
+    manifest = read_manifest(path)
+    for entry in manifest["groups"]:
+        entry["shards"].reverse()
+    kept = {k: v for k, v in manifest.items() if k not in ("format", "cupyrec")}
+    write_manifest(path, kept)
 
 
 def spoil(path: Path, name: str) -> None:

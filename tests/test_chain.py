@@ -5,6 +5,7 @@ import json
 import pytest
 import saved
 
+from cupyrec.parallel import Communicator
 from cupyrec.serving.chain import Chain
 
 
@@ -23,6 +24,6 @@ def test_no_more_than_what_follows_is_checked(tmp_path):
     paths = saved.save_chain(tmp_path)
     saved.spoil(paths[0], "embedding.groups.4.00000-of-00001.ids")
     chain = Chain.found(paths[2])
-    assert "parameter/top.biases.0" in chain.after(chain.crc32s[0]).checked()
+    assert "parameter/top.biases.0" in chain.after(chain.crc32s[0]).checked(Communicator())
     with pytest.raises(ValueError, match="it is damaged"):
-        chain.checked()
+        chain.checked(Communicator())

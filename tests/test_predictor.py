@@ -2,7 +2,6 @@
 
 import json
 import threading
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +15,6 @@ import cupyrec
 from cupyrec import checkpoint, nn
 from cupyrec.data import open_dataset
 from cupyrec.embedding import CachedHost, CachedSSD, Memory
-from cupyrec.parallel import world
 from cupyrec.ragged import Bags
 from cupyrec.serving import Predictor, served_model
 
@@ -398,26 +396,3 @@ def test_predictors_and_training_do_not_touch_each_other(chain, device, tmp_path
         for thread in work:
             thread.join()
     assert not wrong
-
-
-@pytest.mark.ranks
-def test_ranks_answer_together_as_one_does(tmp_path):
-    ranks = world()
-    folder = Path(ranks.all_gather_json("folder", str(tmp_path))[0])
-    paths = [folder / f"step-{n}" for n in range(3)]
-    if ranks.rank == 0:
-        save_chain(folder)
-        for unseen in ("initial", 1):
-            with Predictor(paths[2], model=model_of(alone=True), unseen=unseen) as predictor:
-                np.save(folder / f"{unseen}.npy", answers(predictor))
-    ranks.barrier("saved")
-    for unseen in ("initial", 1):
-        with Predictor(paths[0], model=model_of(), unseen=unseen) as predictor:
-            staged = predictor.read(paths[2])
-            ranks.barrier("read")
-            assert predictor.take(staged)
-            got = predictor.predict((DENSE, IDS), batch_size=100)
-            assert (got[:, None] == np.load(folder / f"{unseen}.npy")).all()
-            rows = len(predictor.model.embedding.group.store)
-            assert ranks.size == 1 or rows < ranks.all_gather("rows", np.array([rows])).sum()
-    ranks.barrier("the end of the folder")

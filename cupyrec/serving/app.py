@@ -28,7 +28,7 @@ from cupyrec.serving import open_inference
 from cupyrec.serving.batching import Batcher, Full, Gone
 from cupyrec.serving.inputs import Inputs
 from cupyrec.serving.monitoring import Monitoring
-from cupyrec.serving.renewal import Renewal
+from cupyrec.serving.renewal import REFUSED, Renewal
 
 __all__ = ["App", "error_body"]
 
@@ -306,7 +306,7 @@ class App:
             )
         try:
             await self.renewal.reload()
-        except (ValueError, TypeError, OSError) as error:
+        except REFUSED as error:
             raise HTTPException(500, str(error)) from None
         return _json({})
 

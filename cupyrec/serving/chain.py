@@ -1,4 +1,8 @@
-"""A checkpoint that is to be served, and those that it is based on."""
+"""A checkpoint that is to be served, and those that it is based on.
+
+Ranks share the work, without a message: each checks some of the shards, and reads those that may
+hold its rows.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import numpy as safetensors
 
-from cupyrec.checkpoint_checks import check
+from cupyrec.checkpoint_checks import check, check_share
 from cupyrec.checkpoint_deltas import Link, links
 from cupyrec.checkpoint_files import manifest_crc32
 from cupyrec.checkpoint_shards import served_groups
+from cupyrec.ops.partition import owners, shards_of
+from cupyrec.parallel import Communicator
 
-__all__ = ["Chain", "parameters"]
+__all__ = ["Chain", "near", "parameters"]
 
 
 class Chain(NamedTuple):
@@ -72,20 +78,33 @@ class Chain(NamedTuple):
         first = self.crc32s.index(crc32) + 1
         return Chain(self.path, self.links[first:], self.crc32s[first:])
 
-    def checked(self) -> dict[str, np.ndarray]:
-        """Check all files of the links, and return the dense arrays.
+    def checked(self, ranks: Communicator) -> dict[str, np.ndarray]:
+        """Check this rank's share of the links' files, and return the dense arrays.
+
+        Of several ranks each must hear whether another one's share is good.
 
         Raises
         ------
         FileNotFoundError, ValueError
-            As `cupyrec.checkpoint_checks.check`.
+            As `cupyrec.checkpoint_checks.check`; or there are several ranks, and a shard has keys
+            of others than its owner, of which each rank would have to read all.
 
         Examples
         --------
         See `found`.
         """
         for link in self.links:
-            check(link.folder, delta=True)
+            if ranks.size == 1:
+                check(link.folder, delta=True)
+                continue
+            placed = check_share(*link, ranks.rank, ranks.size)
+            for entry, well in zip(link.manifest["groups"], placed, strict=True):
+                if not well:
+                    raise ValueError(
+                        f"Predictor: shards of '{entry['name']}' in '{link.folder}' must have "
+                        "their owners' keys alone, for several ranks to serve them, got others: "
+                        "`cupyrec checkpoint reshard` puts each in its place."
+                    )
         return safetensors.load_file(self.path / "dense.safetensors")
 
     def shape(self) -> dict[str, Any]:
@@ -120,6 +139,23 @@ class Chain(NamedTuple):
             "exchange": settings.get("exchange"),
             "groups": [{k: e.get(k) for k in keys} for e in served_groups(self.manifest)],
         }
+
+
+def near(link: Link, ranks: Communicator, tables: np.ndarray, ids: np.ndarray) -> Link:
+    """Return a link with those shards alone that may hold a rank's rows, or those of some keys.
+
+    Examples
+    --------
+    >>> whole = Link(Path("c"), {"groups": [{"name": "g", "shards": [{"name": "00000-of-00001"}]}]})
+    >>> near(whole, Communicator(), np.empty(0, np.uint32), np.empty(0, np.int64)) == whole
+    True
+    """
+    groups = []
+    for entry in link.manifest["groups"]:
+        count = len(entry["shards"])
+        numbers = {*shards_of(ranks.rank, ranks.size, count), *owners(tables, ids, count).tolist()}
+        groups.append(entry | {"shards": [entry["shards"][number] for number in sorted(numbers)]})
+    return link._replace(manifest=link.manifest | {"groups": groups})
 
 
 def parameters(dense: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,21 @@ from cupyrec.data import Schema
 from cupyrec.embedding import Memory, Tier
 from cupyrec.kernel import blocks
 from cupyrec.nn import Module, MultiTableEmbedding
+from cupyrec.parallel import world
 from cupyrec.ragged import Bags
 from cupyrec.serving.chain import Chain
 from cupyrec.serving.served_model import Rules, ServedModel, Update, without_rows
 from cupyrec.serving.unseen import check_unseen
 
-__all__ = ["Predictor"]
+__all__ = ["Predictor", "check_agreed"]
 
 
 class Predictor:
     """The model of a checkpoint, which answers and never learns: no row is ever inserted.
 
     Any number of threads may call it. They take turns; another checkpoint takes over between two
-    calls, so that each answer is of one version.
+    calls, so that each answer is of one version. Of several ranks each reads its share of the rows;
+    they make, update and ask it together.
 
     Parameters
     ----------
@@ -95,7 +98,8 @@ class Predictor:
         self._rules = Rules(device, tier, dtype, check_unseen(unseen), template, schema)
         self._lock, self._updating = threading.Lock(), threading.Lock()
         self._served: ServedModel | None = None
-        self.take(self.read(checkpoint))
+        self._ranks = world() if template is None else template.ranks
+        self.take(self._read_together(checkpoint))
         made, schema = self.model, self.schema
         settings = self._now().config.get("settings", {})
         self.name = settings.get("model", {}).get("name", type(made).__name__.lower())
@@ -217,7 +221,25 @@ class Predictor:
         See docs/serving.md.
         """
         with self._updating:
-            return self.take(self.read(checkpoint))
+            return self.take(self._read_together(checkpoint))
+
+    def _read_together(self, checkpoint: str | os.PathLike) -> Update | ServedModel | None:
+        """What `read` returns; of several ranks all get rank 0's checkpoint, or an error."""
+        found, staged = str(find_checkpoint(checkpoint).resolve()), None
+        path = self._ranks.all_gather_json("checkpoint", found)[0]  # a run's best may change
+
+        def read() -> None:
+            nonlocal staged
+            staged = self.read(path)
+
+        try:
+            self._ranks.together("Predictor", read)
+            versions = self._ranks.all_gather_json("version", self.version_of(staged))
+            check_agreed(path, versions)
+        except BaseException:
+            self.drop(staged)
+            raise
+        return staged
 
     def read(self, checkpoint: str | os.PathLike) -> Update | ServedModel | None:
         """Return what `take` takes: the first half of an update, which changes nothing.
@@ -272,6 +294,25 @@ class Predictor:
                 raise
             return True
 
+    def version_of(self, staged: Update | ServedModel | None) -> str:
+        """Return the version that would be served by what `read` returned.
+
+        Examples
+        --------
+        See `check_agreed`.
+        """
+        return self.version if staged is None else staged.version
+
+    def drop(self, staged: Update | ServedModel | None) -> None:
+        """Let go what `read` returned, which is not taken.
+
+        Examples
+        --------
+        See `update`.
+        """
+        if isinstance(staged, ServedModel):
+            staged.close()
+
     def close(self) -> None:
         """Let rows and their files go; nothing is answered any more.
 
@@ -289,3 +330,17 @@ class Predictor:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def check_agreed(path: str | os.PathLike, versions: Sequence[str]) -> None:
+    """Raise ValueError unless all ranks have read the same version of a checkpoint.
+
+    Examples
+    --------
+    >>> check_agreed("c", ["1f2e3d4c", "1f2e3d4c"])
+    """
+    if len({*versions}) > 1:
+        raise ValueError(
+            f"Predictor: all ranks must read one version of '{path}', got {', '.join(versions)}: "
+            "it was replaced meanwhile."
+        )

@@ -8,13 +8,15 @@ import os
 import time
 from typing import Any
 
+from cupyrec.parallel import OtherRankError
 from cupyrec.serving.monitoring import Monitoring
 
-__all__ = ["Renewal"]
+__all__ = ["REFUSED", "Renewal"]
 
 logger = logging.getLogger("cupyrec")
 
-_REFUSED = ValueError, TypeError, OSError
+#: What is wrong with a checkpoint, or with another rank's share of it.
+REFUSED = ValueError, TypeError, OSError, MemoryError, OtherRankError
 
 
 class Renewal:
@@ -47,7 +49,7 @@ class Renewal:
 
         Raises
         ------
-        ValueError, TypeError, OSError
+        ValueError, TypeError, OSError, MemoryError, OtherRankError
             It is no such checkpoint. The old one is served on.
         """
         if self._under_way is None or self._under_way.done():
@@ -77,7 +79,7 @@ class Renewal:
         try:
             await self.reload()
             self._told = ""
-        except _REFUSED as error:
+        except REFUSED as error:
             if self._told != str(error):
                 logger.warning("no newer checkpoint is served: %s", error)
             self._told = str(error)

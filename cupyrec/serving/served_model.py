@@ -16,16 +16,18 @@ from cupyrec import arrays, random
 from cupyrec.checkpoint_deltas import changes, take_rows
 from cupyrec.checkpoint_fits import check_fits
 from cupyrec.checkpoint_reshard import chosen
-from cupyrec.checkpoint_shards import Wanted, catch_up_history, served_groups
+from cupyrec.checkpoint_shards import catch_up_history, served_groups
 from cupyrec.data import Schema
 from cupyrec.embedding import CachedSSD, Group, InitialVectors, Rows, Tables, Tier
 from cupyrec.from_settings import build_model, keep_tables
 from cupyrec.nn import Module
 from cupyrec.ops.partition import owners
-from cupyrec.serving.chain import Chain, parameters
+from cupyrec.serving.chain import Chain, near, parameters
 from cupyrec.serving.unseen import DefaultRows, initial_vectors
 
 __all__ = ["Rules", "ServedModel", "Update", "nearest", "without_rows"]
+
+_NO_KEYS = np.empty(0, np.uint32), np.empty(0, np.int64)
 
 Change = tuple[Rows | None, Rows | None]  # keys to delete, rows to import
 
@@ -74,11 +76,17 @@ class Update(NamedTuple):
     dense: dict[str, np.ndarray]
     rows: list[tuple[Group, list[Change], Any, DefaultRows | None]]
 
+    @property
+    def version(self) -> str:
+        """8 hex digits, of the checkpoint that it leads to."""
+        return _version(self.chain.crc32s[-1])
+
 
 class ServedModel:
     """A model with a checkpoint's rows, in a tier, and nothing that only training asks for.
 
-    Each rank reads what is its own, without a message to others.
+    Each rank checks and reads its share, without a message to others: what one finds fault with,
+    none must serve.
 
     Parameters
     ----------
@@ -109,8 +117,9 @@ class ServedModel:
 
     def __init__(self, chain: Chain, rules: Rules) -> None:
         self._rules, self._stack = rules, contextlib.ExitStack()
-        dense, original = chain.checked(), _original(chain, rules.template)
+        original = _original(chain, rules.template)
         check_fits(chain.path, chain.manifest, original)
+        dense = chain.checked(original.ranks)
         saved = {e["name"]: rules.dtype or e["dtype"] for e in served_groups(chain.manifest)}
         self.model = without_rows(original, saved).to(rules.device).eval()
         self.model.load_state_dict(parameters(dense))
@@ -142,7 +151,7 @@ class ServedModel:
     @property
     def version(self) -> str:
         """8 hex digits, by which clients know the checkpoint."""
-        return f"{self.crc32:08x}"
+        return _version(self.crc32)
 
     def close(self) -> None:
         """Let rows and their files go.
@@ -184,7 +193,7 @@ class ServedModel:
         new, made = chain.after(self.crc32), chain.made()
         if new is None or made != self._made or any(e["history"] for e in made["groups"]):
             return None
-        dense, rows = new.checked(), []
+        dense, rows = new.checked(self.model.ranks), []
         for name, group in self.model.named_groups():
             known = self._defaults[name]
             defaults = None if known is None else known.copy()
@@ -203,7 +212,7 @@ class ServedModel:
         if update.base != self.crc32:
             raise RuntimeError(
                 f"Predictor: an update must be read for version {self.version}, which is served, "
-                f"got one for {update.base:08x}."
+                f"got one for {_version(update.base)}."
             )
 
     def take(self, update: Update) -> None:
@@ -226,20 +235,26 @@ class ServedModel:
     ) -> Iterator[Change]:
         """What a group becomes the last checkpoint's by: of several ranks this one's rows."""
         history = catch_up_history(chain.links[-1].entry(name), dense)
-        owned, wanted = _ownership(group), None
-        if owned is not None:
+        ranks, alone, wanted = group.exchange.ranks, group.exchange.ranks.size == 1, None
+        keys = _NO_KEYS if defaults is None else defaults.keys()
+
+        def owned(tables: np.ndarray, ids: np.ndarray) -> np.ndarray:
+            return owners(tables, ids, ranks.size) == ranks.rank
+
+        if not alone:
 
             def wanted(tables: np.ndarray, ids: np.ndarray) -> np.ndarray:
                 own = owned(tables, ids)
                 return own if defaults is None else own | defaults.are(tables, ids)
 
         for link in chain.links:
-            for forgotten, rows in changes(link, name, wanted, history, with_state=False):
+            own = link if alone else near(link, ranks, *keys)
+            for forgotten, rows in changes(own, name, wanted, history, with_state=False):
                 if rows is not None:
                     rows = nearest(rows, self._rules.dtype)
                 if defaults is not None:
                     defaults.note(forgotten, rows)
-                if rows is not None and owned is not None:
+                if rows is not None and not alone:
                     rows = chosen(rows, owned(rows.tables, rows.ids))
                 yield forgotten, rows
 
@@ -339,11 +354,8 @@ def _original(chain: Chain, template: Module | None) -> Module:
         return build_model(config["settings"], Schema.from_dict(config["schema"]), "cpu")
 
 
-def _ownership(group: Group) -> Wanted | None:
-    ranks = group.exchange.ranks
-    if ranks.size == 1:
-        return None
-    return lambda tables, ids: owners(tables, ids, ranks.size) == ranks.rank
+def _version(crc32: int) -> str:
+    return f"{crc32:08x}"
 
 
 def _differing(ours: Any, theirs: Any) -> str:

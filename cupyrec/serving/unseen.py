@@ -111,6 +111,16 @@ class DefaultRows:
         """
         return ids == self._ids[tables]
 
+    def keys(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return those of the group's default rows: their tables as uint32, and ids.
+
+        Examples
+        --------
+        >>> DefaultRows(np.array([7, 8]), tables=[1], width=2).keys()
+        (array([1], dtype=uint32), array([8]))
+        """
+        return np.array(self._tables, np.uint32), self._ids[self._tables]
+
     def note(self, forgotten: Rows | None, rows: Rows | None) -> None:
         """Take from what goes by, keys that are deleted and rows that are written, what is here.
 
