@@ -22,7 +22,7 @@ INFER = "/v2/models/sums/infer"
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
     """A server that waits for one second."""
-    with serving(tmp_path_factory.mktemp("hasty"), timeout=1.0, max_connections=40) as one:
+    with serving(tmp_path_factory.mktemp("hasty"), timeout=0.85, max_connections=40) as one:
         yield one
 
 

@@ -143,10 +143,11 @@ class Connection(HttpToolsProtocol):
         """End it if the client has let us wait for longer than `timeout` seconds."""
         if self._since is None or self.loop.time() - self._since < timeout:
             return
-        begun = self._in_head or (self.cycle is not None and self.cycle.more_body)
+        cycle = self.cycle
+        is_due = cycle is not None and cycle.more_body and not cycle.response_complete
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.transport.abort()  # it reads nothing, so it would never be closed
-        elif begun:
+        elif self._in_head or is_due:
             self._refuse(408, f"request: must be sent within {timeout:g} seconds.")
         else:
             self.transport.close()
