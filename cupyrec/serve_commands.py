@@ -11,7 +11,6 @@ import tempfile
 
 import cupyrec
 from cupyrec import arrays, config, interruption
-from cupyrec.checkpoint_files import find_checkpoint
 from cupyrec.cli import UsageError
 from cupyrec.embedding import CachedHost, CachedSSD, Memory, Tier
 from cupyrec.parallel import world
@@ -32,6 +31,7 @@ logger = logging.getLogger("cupyrec")
 
 def serve(options: argparse.Namespace) -> int:
     """Serve a checkpoint by the flags of ``cupyrec serve``; return the exit code."""
+    ranks = world()  # from here on what is wrong is told once
     if options.name is not None and not re.fullmatch(r"[\w.-]+", options.name, re.ASCII):
         raise UsageError(f"serve: --name must be letters, digits, _ . -, got '{options.name}'.")
     if options.tables is not None and options.tier != "cached_ssd":
@@ -47,15 +47,13 @@ def serve(options: argparse.Namespace) -> int:
         device = "cpu"
     if options.threads:
         cupyrec.set_num_threads(options.threads)
-    find_checkpoint(options.checkpoint)  # before anything is opened
-    ranks = world()
     with contextlib.ExitStack() as stack:
         if ranks.rank == 0:
             stack.enter_context(interruption.ending())
             listening = stack.enter_context(bind(options.host, options.port))
         else:
             logger.setLevel(logging.ERROR)
-            for number in ENDS:  # mpirun tells them to all: rank 0 says when it is time
+            for number in (*ENDS, signal.SIGHUP):  # sent to all: rank 0 says what is to be done
                 signal.signal(number, signal.SIG_IGN)
         predictor = Predictor(
             options.checkpoint, device=device, tier=_tier(options), dtype=options.dtype,

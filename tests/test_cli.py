@@ -90,6 +90,7 @@ def test_wrong_usage_exits_2(arguments, message, capsys):
         ("checkpoint verify nothing", "checkpoint: must run as one process, got 3 ranks."),
         ("data synthetic --rows 5 --out x.tsv", "data: must run as one process, got 3 ranks."),
         ("evaluate x", "the following arguments are required: --data"),
+        ("serve x --cache-mb 3", "--cache-mb must come with a --tier that has a cache"),
     ],
 )
 def test_wrong_usage_of_several_ranks_is_told_once(arguments, told, tmp_path):
