@@ -25,7 +25,7 @@ from cupyrec.checkpoint_shards import (
 from cupyrec.ops.hash_key import hash_key
 from cupyrec.ops.partition import owners
 
-__all__ = ["check", "check_share", "check_unique"]
+__all__ = ["check", "check_share", "check_unique", "share_of"]
 
 _KEYS = 1 << 25  # whose hashes are sorted at once
 _BLOCK = 4096  # keys hashed by one thread at a time
@@ -88,7 +88,7 @@ def check_share(folder: Path, manifest: dict[str, Any], rank: int, ranks: int) -
     """
     own, others = set(), set()
     for entry in manifest["groups"]:
-        share = _share(entry, rank, ranks)
+        share = share_of(entry, rank, ranks)
         for number, shard in enumerate(entry["shards"]):
             files = own if number in share else others
             files.update(shard_files(entry, shard["name"]))
@@ -102,7 +102,7 @@ def check_share(folder: Path, manifest: dict[str, Any], rank: int, ranks: int) -
     )
     placed = []
     for entry in manifest["groups"]:
-        share = _share(entry, rank, ranks)
+        share = share_of(entry, rank, ranks)
         check_shapes(folder, entry, slice(share.start, share.stop))
         well = all(_are_owners(folder, entry, number) for number in share)
         placed.append(well)
@@ -111,8 +111,14 @@ def check_share(folder: Path, manifest: dict[str, Any], rank: int, ranks: int) -
     return placed
 
 
-def _share(entry: dict[str, Any], rank: int, ranks: int) -> range:
-    """Numbers of the shards that a rank checks: its own where there are as many as ranks."""
+def share_of(entry: dict[str, Any], rank: int, ranks: int) -> range:
+    """Return the numbers of a group's shards that a rank checks: its own of as many as ranks.
+
+    Examples
+    --------
+    >>> share_of({"shards": [{}, {}, {}]}, rank=1, ranks=2)
+    range(1, 3)
+    """
     count = len(entry["shards"])
     return range(count * rank // ranks, count * (rank + 1) // ranks)
 

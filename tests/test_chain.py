@@ -27,3 +27,12 @@ def test_no_more_than_what_follows_is_checked(tmp_path):
     assert "parameter/top.biases.0" in chain.after(chain.crc32s[0]).checked(Communicator())
     with pytest.raises(ValueError, match="it is damaged"):
         chain.checked(Communicator())
+
+
+def test_a_cut_file_of_dense_arrays_is_told(tmp_path):
+    chain = Chain.found(saved.save_chain(tmp_path)[0])
+    file = chain.path / "dense.safetensors"
+    file.write_bytes(file.read_bytes()[:50])
+    for look in (chain.shape, lambda: chain.checked(Communicator())):
+        with pytest.raises(ValueError, match=f"'{file}' must have .* bytes, got 50"):
+            look()

@@ -123,6 +123,17 @@ def test_shards_with_keys_of_others_are_refused(tmp_path):
             served(path, rank, 2)
 
 
+@pytest.mark.parametrize("part", ["tables", "ids", "vectors"])
+def test_a_damaged_shard_is_told_by_all_who_read_it(tmp_path, part):
+    (path,) = saved.in_shards(save_chain(tmp_path / "whole")[:1], tmp_path / "parts", [1])
+    file = path / f"embedding.groups.4.00000-of-00001.{part}.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:128] + b"\xee" * (len(content) - 128))  # tables that there are not
+    for rank in range(3):
+        with pytest.raises(ValueError, match=f"'{file}' must have crc32 .*: it is damaged"):
+            served(path, rank, 3, unseen=1)
+
+
 @pytest.mark.ranks
 def test_ranks_answer_together_as_one_does(tmp_path):
     ranks = world()

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import numpy as safetensors
 
-from cupyrec.checkpoint_checks import check, check_share
+from cupyrec.checkpoint_checks import check, check_share, share_of
 from cupyrec.checkpoint_deltas import Link, links
-from cupyrec.checkpoint_files import manifest_crc32
-from cupyrec.checkpoint_shards import served_groups
+from cupyrec.checkpoint_files import check_files, manifest_crc32
+from cupyrec.checkpoint_shards import DELETED, served_groups, shard_files
 from cupyrec.ops.partition import owners, shards_of
 from cupyrec.parallel import Communicator
 
@@ -105,17 +105,27 @@ class Chain(NamedTuple):
                         "their owners' keys alone, for several ranks to serve them, got others: "
                         "`cupyrec checkpoint reshard` puts each in its place."
                     )
-        return safetensors.load_file(self.path / "dense.safetensors")
+        return self._dense()
+
+    def _dense(self) -> dict[str, np.ndarray]:
+        name = "dense.safetensors"
+        check_files(self.path, {name: self.manifest["files"][name]})
+        return safetensors.load_file(self.path / name)
 
     def shape(self) -> dict[str, Any]:
         """Return what must stay while a model is served.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            The file of dense arrays is damaged.
 
         Examples
         --------
         See `found`.
         """
         groups = served_groups(self.manifest)
-        dense = safetensors.load_file(self.path / "dense.safetensors")
+        dense = self._dense()
         return {
             "model": self.manifest["model"],
             "schema": self.manifest["config"].get("schema"),
@@ -141,20 +151,32 @@ class Chain(NamedTuple):
         }
 
 
-def near(link: Link, ranks: Communicator, tables: np.ndarray, ids: np.ndarray) -> Link:
-    """Return a link with those shards alone that may hold a rank's rows, or those of some keys.
+def near(link: Link, name: str, ranks: Communicator, tables: np.ndarray, ids: np.ndarray) -> Link:
+    """Return what a link has of a group in shards that may hold a rank's rows, or some keys.
+
+    Of these the files that another rank checks are checked here as well, since they are read before
+    it can tell.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As `cupyrec.checkpoint_files.check_files`.
 
     Examples
     --------
-    >>> whole = Link(Path("c"), {"groups": [{"name": "g", "shards": [{"name": "00000-of-00001"}]}]})
-    >>> near(whole, Communicator(), np.empty(0, np.uint32), np.empty(0, np.int64)) == whole
-    True
+    >>> nothing = np.empty(0, np.uint32), np.empty(0, np.int64)
+    >>> near(Link(Path("c"), {"groups": []}), "g", Communicator(), *nothing).manifest
+    {'groups': []}
     """
-    groups = []
-    for entry in link.manifest["groups"]:
+    groups, told = [], link.manifest.get("files", {})
+    for entry in (e for e in link.manifest["groups"] if e["name"] in (name, name + DELETED)):
         count = len(entry["shards"])
         numbers = {*shards_of(ranks.rank, ranks.size, count), *owners(tables, ids, count).tolist()}
-        groups.append(entry | {"shards": [entry["shards"][number] for number in sorted(numbers)]})
+        shards = {number: entry["shards"][number] for number in sorted(numbers)}
+        for number in numbers - {*share_of(entry, ranks.rank, ranks.size)}:
+            names = shard_files(entry, shards[number]["name"])
+            check_files(link.folder, {file: told[file] for file in names if file in told})
+        groups.append(entry | {"shards": [*shards.values()]})
     return link._replace(manifest=link.manifest | {"groups": groups})
 
 

@@ -248,7 +248,7 @@ class ServedModel:
                 return own if defaults is None else own | defaults.are(tables, ids)
 
         for link in chain.links:
-            own = link if alone else near(link, ranks, *keys)
+            own = link if alone else near(link, name, ranks, *keys)
             for forgotten, rows in changes(own, name, wanted, history, with_state=False):
                 if rows is not None:
                     rows = nearest(rows, self._rules.dtype)
