@@ -45,8 +45,8 @@ def serve(options: argparse.Namespace) -> int:
         if options.device:
             raise UsageError(f"--{error}") from None
         device = "cpu"
-    if options.threads:
-        cupyrec.set_num_threads(options.threads)
+    spare = ranks.rank == 0  # a core for the thread that reads requests
+    cupyrec.set_num_threads(options.threads or max(1, cupyrec.num_threads() - spare))
     with contextlib.ExitStack() as stack:
         if ranks.rank == 0:
             stack.enter_context(interruption.ending())

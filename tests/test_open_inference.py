@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cupyrec.serving import json_numbers
 from cupyrec.serving.open_inference import (
     Request,
     Tensor,
@@ -21,6 +22,15 @@ from cupyrec.serving.open_inference import (
 
 DTYPES = {"FP32": "f4", "FP64": "f8"} | {f"INT{8 * n}": f"i{n}" for n in (1, 2, 4, 8)}
 DTYPES |= {f"UINT{8 * n}": f"u{n}" for n in (1, 2, 4, 8)}
+
+
+@pytest.fixture(autouse=True, params=["orjson", "simdjson"], scope="module")
+def reader(request):
+    """Which reads JSON: as if all texts were short, or long."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(json_numbers, "_SHORT", 10**9 if request.param == "orjson" else -1)
+    yield request.param
+    patch.undo()
 
 
 def body(*inputs, **more):

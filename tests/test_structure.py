@@ -46,7 +46,7 @@ IN_ONE_PLACE = {
     "nvrtc": {"cuda", "cupy"},
     "parallel": {"mpi4py"},
     "report": {"matplotlib"},
-    "serving": {"orjson", "prometheus_client", "starlette", "uvicorn"},
+    "serving": {"orjson", "prometheus_client", "simdjson", "starlette", "uvicorn"},
     "tensorboard": {"tensorboardX"},
 }
 COMMANDS = {"cli", "commands", "checkpoint_commands", "data_commands", "doctor", "plan_commands"}

@@ -19,6 +19,7 @@ import orjson
 import pyarrow as pa
 
 from cupyrec.data import fields
+from cupyrec.serving import json_numbers
 
 __all__ = ["Request", "Tensor", "answer", "column_of", "numbers_of", "read_request"]
 
@@ -36,7 +37,8 @@ _JSON = [(b"content-type", b"application/json")]
 
 
 class Tensor(NamedTuple):
-    """An input as it was sent: a list out of JSON, or the bytes that followed it.
+    """An input as it was sent: a list out of JSON, as an array if it was of numbers alone, or the
+    bytes that followed it.
 
     Examples
     --------
@@ -47,7 +49,7 @@ class Tensor(NamedTuple):
 
     datatype: str
     shape: tuple[int, ...]
-    data: list | memoryview
+    data: list | np.ndarray | memoryview
 
 
 class Request(NamedTuple):
@@ -94,8 +96,8 @@ def read_request(body: bytes, json_length: int | None = None) -> Request:
     Examples
     --------
     >>> text = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2.5]}]}'
-    >>> read_request(text).inputs["x"]
-    Tensor(datatype='FP32', shape=(2,), data=[1, 2.5])
+    >>> numbers_of("x", read_request(text).inputs["x"])
+    array([1. , 2.5], dtype=float32)
     """
     if json_length is None:
         json_length = len(body)
@@ -106,9 +108,9 @@ def read_request(body: bytes, json_length: int | None = None) -> Request:
         )
     view = memoryview(body)
     try:
-        said = orjson.loads(view[:json_length])
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"body: must be JSON, got: {error}.") from None
+        said = json_numbers.loads(body if json_length == len(body) else body[:json_length])
+    except ValueError as error:
+        raise ValueError(f"body: must be JSON, got: {str(error).rstrip('.')}.") from None
     said = _of("body", said, dict)
     binary, at, inputs = view[json_length:], 0, {}
     for entry in _of("'inputs'", said.get("inputs"), list):
@@ -175,10 +177,14 @@ def _read_input(entry: Any, binary: memoryview, at: int) -> tuple[str, Tensor, i
     return name, Tensor(datatype, tuple(shape), binary[at : at + size]), at + size
 
 
-def _flat(name: str, data: Any, shape: list[int]) -> list:
+def _flat(name: str, data: Any, shape: list[int]) -> list | np.ndarray:
     """The elements of `data`, which may be nested as the shape is, side by side."""
-    data = _of("an input's 'data'", data, list)
-    if len(shape) == 2 and data and type(data[0]) is list:
+    if isinstance(data, np.ndarray) and (data.ndim == 1 or data.shape == (*shape,)):
+        data = data.ravel()
+    elif isinstance(data, np.ndarray):
+        data = data.tolist()
+    data = data if isinstance(data, np.ndarray) else _of("an input's 'data'", data, list)
+    if len(shape) == 2 and len(data) and type(data[0]) is list:
         if {*map(type, data)} != {list} or {*map(len, data)} != {shape[1]}:
             raise ValueError(f"{_input(name)}: 'data' must be nested as its shape is, {shape}.")
         data = list(itertools.chain.from_iterable(data))
@@ -222,11 +228,27 @@ def numbers_of(name: str, tensor: Tensor) -> np.ndarray:
     dtype, data = _DTYPES[tensor.datatype], tensor.data
     if isinstance(data, memoryview):
         return np.frombuffer(data, dtype).reshape(tensor.shape)
+    if isinstance(data, np.ndarray):
+        return _cast(name, tensor, dtype).reshape(tensor.shape)
     _check_types(name, data, _NUMBERS[dtype.kind])
     try:  # floats that are too large become infinite, which is for others to refuse
         return np.fromiter(data, dtype, len(data)).reshape(tensor.shape)
     except OverflowError:
         raise _out_of_range(name, tensor) from None
+
+
+def _cast(name: str, tensor: Tensor, dtype: np.dtype) -> np.ndarray:
+    """Numbers of JSON as those of a datatype."""
+    data = tensor.data
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return data.astype(dtype)
+    if data.dtype.kind == "f":
+        raise TypeError(f"{_input(name)}: 'data' must be integers, got a float.")
+    info = np.iinfo(dtype)
+    if len(data) and not info.min <= int(data.min()) <= int(data.max()) <= info.max:
+        raise _out_of_range(name, tensor)
+    return data.astype(dtype)
 
 
 _NUMBERS = {"f": {float, int}, "i": {int}, "u": {int}}
@@ -263,10 +285,11 @@ def column_of(name: str, tensor: Tensor) -> pa.Array:
     if tensor.datatype == "BYTES":
         if isinstance(data, memoryview):
             return pa.array(_elements(name, data, math.prod(tensor.shape)), pa.binary())
+        data = [*data]
         _check_types(name, data, {str, type(None)})
         return pa.array(data, pa.string())
-    if isinstance(data, memoryview):
-        return pa.array(np.frombuffer(data, _DTYPES[tensor.datatype]))
+    if not isinstance(data, list):
+        return pa.array(numbers_of(name, tensor).ravel())
     dtype = _DTYPES[tensor.datatype]
     _check_types(name, data, _NUMBERS[dtype.kind] | {type(None)})
     if dtype.kind == "f":  # of which Arrow takes no integers above 2^53

@@ -1,0 +1,80 @@
+"""JSON by two readers that must agree: lists of numbers as arrays, all else as orjson has it."""
+
+import json
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cupyrec.serving import json_numbers
+from cupyrec.serving.json_numbers import loads
+
+INTEGERS = st.integers(-(2**63), 2**64 - 1)
+NUMBERS = INTEGERS | st.floats(allow_nan=False, allow_infinity=False)
+ROWS = st.integers(0, 3).flatmap(lambda n: st.lists(st.lists(NUMBERS, min_size=n, max_size=n)))
+DATA = st.lists(INTEGERS) | st.lists(NUMBERS) | ROWS
+ANY = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(),
+    lambda own: st.lists(own) | st.dictionaries(st.text() | st.just("data"), own),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def long():
+    """Take texts of any length for long ones."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(json_numbers, "_SHORT", -1)
+    yield
+    patch.undo()
+
+
+def plain(said):
+    """Arrays as lists, and numbers as floats, as which lists are read that have one."""
+    if isinstance(said, dict):
+        return {key: plain(own) for key, own in said.items()}
+    if isinstance(said, (list, np.ndarray)):
+        return [plain(own) for own in (said.tolist() if isinstance(said, np.ndarray) else said)]
+    return float(said) if type(said) is int else said
+
+
+@given(DATA | ANY | st.fixed_dictionaries({"data": DATA | ANY, "of": ANY}))
+@example({"data": [1, [2], 3]})
+@example({"data": [[1, [2, 3]], [4, []]]})
+@example({"data": [-1, 2**64 - 1]})
+@example({"[": {"data": [1.5, 2]}})
+def test_both_readers_say_the_same(said):
+    text = json.dumps(said).encode()
+    assert plain(loads(text)) == plain(orjson.loads(text))
+
+
+@pytest.mark.skipif(json_numbers.simdjson is None, reason="simdjson has no wheels for this Python")
+@pytest.mark.parametrize(
+    ("data", "dtype"),
+    [([1, -2], "i8"), ([1, 2**63], "u8"), ([1, 2.5], "f8"), ([[1], [2]], "i8"), ([], "i8")],
+)
+def test_numbers_come_as_arrays(data, dtype):
+    got = loads(json.dumps({"inputs": [{"data": data}]}).encode())["inputs"][0]["data"]
+    assert isinstance(got, np.ndarray)
+    assert (got.dtype, got.tolist()) == (dtype, data)
+
+
+@pytest.mark.parametrize(
+    "data", [[True, 1], [None], ["1"], [1, [2]], [[1], [2, 3]], [{}], [[1], 2]]
+)
+def test_other_lists_stay_lists(data):
+    assert loads(json.dumps({"data": data}).encode()) == {"data": data}
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[NaN]", b'{"data": [1e999]}', b"[1,", b"\xff", b"[" * 5000]
+)
+def test_what_is_no_json(text):
+    with pytest.raises(ValueError):
+        loads(text)
+
+
+def test_without_simdjson(monkeypatch):
+    monkeypatch.setattr(json_numbers, "simdjson", None)
+    assert loads(b'{"data": [1, 2]}') == {"data": [1, 2]}
