@@ -18,8 +18,11 @@ import numpy as np
 from cupyrec import arrays, cpu, errors, metrics
 from cupyrec.autograd import Tensor, no_grad
 from cupyrec.data import Arrays, Batch, RankSlices, prefetch
+from cupyrec.kernel import blocks
 from cupyrec.nn import Module
+from cupyrec.ops import thin_matmul
 from cupyrec.ops.elementwise import sigmoid
+from cupyrec.ops.fused_mlp import blocks_of
 from cupyrec.parallel import Communicator, Transfer
 from cupyrec.ragged import Bags
 
@@ -28,7 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 BLOCK = 64  # rows that a prediction is made among
-_BLOCKS = 8  # of a forward pass, where a model works block by block itself
+_ROWS = 4096  # of a forward pass, where a model works block by block itself
 
 _MISSING = np.iinfo(np.int64).min  # what readers make of an empty field
 _MEASURES = "auc", "logloss", "normalized_entropy", "calibration"
@@ -142,8 +145,8 @@ def predict(model: Module, data: Any, *, batch_size: int = 4096) -> np.ndarray:
         for batch in batches:
             passes = None
             if ranks.size > 1:  # their rows may differ in number
-                most = int(ranks.all_gather("rows", np.array([len(batch)])).max())
-                passes = -(-most // pass_rows(model))
+                own = np.array([blocks(len(batch), pass_rows(model))])
+                passes = int(ranks.all_gather("passes", own).max())
             parts.append(probabilities(model, batch.dense, batch.ids, passes))
     found = _together(ranks, parts, getattr(data, "consecutive", False))
     _check_finite(found)
@@ -158,11 +161,13 @@ def pass_rows(model: Module) -> int:
     >>> from cupyrec import models
     >>> class Mine(models.LR):  # may do anything with a batch
     ...     pass
-    >>> pass_rows(models.LR(1, 1)), pass_rows(Mine(1, 1))
-    (512, 64)
+    >>> pass_rows(models.LR(1, 1)) > pass_rows(Mine(1, 1)) == 64
+    True
     """
     by_blocks = vars(type(model)).get("by_blocks", False)  # of the class itself
-    return BLOCK * (_BLOCKS if by_blocks and model.device == "cpu" else 1)
+    if not by_blocks or model.device != "cpu":
+        return BLOCK
+    return thin_matmul.FEW_ROWS or _ROWS  # products of so many rows have bits of their own
 
 
 def probabilities(model: Module, dense: Any, ids: Any, passes: int | None = None) -> np.ndarray:
@@ -198,7 +203,7 @@ def probabilities(model: Module, dense: Any, ids: Any, passes: int | None = None
     """
     xp, count, parts = arrays.module(model.device), len(dense), []
     size = pass_rows(model)
-    with _evaluating(model):
+    with _evaluating(model), blocks_of(BLOCK):
         for start in range(0, max(count, size * (passes or 0), 1), size):
             some, own = _blocks(dense, ids, start, start + size)
             own = own.to(xp) if isinstance(own, Bags) else arrays.copy_to(xp, own)

@@ -4,7 +4,7 @@ import pytest
 
 import cupyrec
 from cupyrec import Tensor, arrays, fused_mlp, nn, no_grad, optim
-from cupyrec.ops.fused_mlp import row_block
+from cupyrec.ops.fused_mlp import blocks_of, row_block
 from cupyrec.ops.relu_dropout import Dropout
 from cupyrec.testing import gradcheck
 
@@ -67,9 +67,11 @@ def test_blocks_have_few_weight_gradients(rows, columns):
     assert rows <= 64 * row_block(rows, columns)
 
 
-def test_few_rows_are_cut_into_blocks_of_64():
-    found = {row_block(rows, n) for rows in range(64, 513, 64) for n in (1, 130, 4096, 10**6)}
-    assert found == {64}
+def test_blocks_are_what_they_are_told_to_be():
+    sizes = [(rows, n) for rows in (1, 64, 10**6) for n in (1, 130, 10**6)]
+    with blocks_of(64):
+        assert {row_block(*size) for size in sizes} == {64}
+    assert {row_block(*size) for size in sizes} != {64}
 
 
 @pytest.mark.parametrize("linear_output", [False, True])

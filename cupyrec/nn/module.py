@@ -72,9 +72,10 @@ class Module:
     ----------
     training : bool
     by_blocks : bool
-        Whether a model's outputs have the same bits, on the CPU, in batches of 64 rows and in those
-        of some such batches, up to 512 rows, side by side. It speaks of the class that says it, not
-        of those derived from it; predictions are then made of so many rows at a time.
+        Whether a model's outputs have the same bits, on the CPU, in batches of 64 rows and in one
+        of up to 64 such batches side by side, within ``blocks_of(64)`` of
+        `cupyrec.ops.fused_mlp`. It speaks of the class that says it, not of those derived from it;
+        predictions are then made of so many rows at a time.
 
     Examples
     --------

@@ -25,8 +25,10 @@ padded with zeros to 16 bytes, as tensor cores like them.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,13 +50,14 @@ from cupyrec.ops.relu_dropout import (
 from cupyrec.ops.single_output import single_output_backward
 from cupyrec.ops.thin_matmul import FEW_ROWS, thin_matmul
 
-__all__ = ["fused_mlp", "matmul_block", "row_block", "weight_cuts"]
+__all__ = ["blocks_of", "fused_mlp", "matmul_block", "row_block", "weight_cuts"]
 
 _WEIGHT_ROWS = 256  # rows or columns of a weight gradient a block
 _SMALL = 1 << 14  # numbers of a weight whose gradient is added up over blocks
 _BLOCK = 1 << 16  # numbers of the widest layer a block of rows, of narrow ones
 _MOST = 64  # such blocks
 _FEW = min(64, FEW_ROWS)  # rows of a block where a batch is small
+_told: contextvars.ContextVar[int | None] = contextvars.ContextVar("row_block", default=None)
 _THIN = 1 << 12  # numbers of a matrix that a BLAS would pack, or clear, for too little
 
 
@@ -63,14 +66,32 @@ def row_block(rows: int, columns: int) -> int:
 
     Narrow layers take more, or a block would be over before Python has begun the next. Very
     many rows do too: a block has gradients of small weights to itself until they are added up.
-    Batches of up to 512 rows are cut into blocks of 64, which `Module.by_blocks` stands on.
 
     Examples
     --------
     >>> row_block(4096, 128)
     512
     """
+    if (told := _told.get()) is not None:
+        return told
     return min(max(512, _BLOCK // columns, -(-rows // _MOST)), max(64, -(-rows // 8)))
+
+
+@contextlib.contextmanager
+def blocks_of(rows: int) -> Iterator[None]:
+    """Let `row_block` be so many in this context, whatever the batch: matmuls are then alike.
+
+    Examples
+    --------
+    >>> with blocks_of(64):
+    ...     row_block(4096, 128)
+    64
+    """
+    token = _told.set(rows)
+    try:
+        yield
+    finally:
+        _told.reset(token)
 
 
 def matmul_block(a: Any, b: Any, out: Any) -> None:

@@ -172,7 +172,16 @@ class Predictor:
         axes = f"B {f if f >= 0 else 'F'}", f"B {n if n >= 0 else 'N'}"
         errors.axes("Predictor", ids=(given, axes[0]), dense=(dense, axes[1]))
 
-    def take_part(self, rows: int, num_dense: int, num_tables: int, has_bags: bool) -> None:
+    def passes(self, rows: int) -> int:
+        """Return how many forward passes `probabilities` makes of so many rows.
+
+        Examples
+        --------
+        See `cupyrec.serving.sharded`.
+        """
+        return blocks(rows, inference.pass_rows(self.model))
+
+    def take_part(self, passes: int, num_dense: int, num_tables: int, has_bags: bool) -> None:
         """Look up what another rank needs, which has such rows where this one has none.
 
         Examples
@@ -184,7 +193,6 @@ class Predictor:
             ids = Bags(np.empty(0, np.int64), np.zeros(1, np.int64), num_tables)
         with self._lock:
             model = self._now().model
-            passes = blocks(rows, inference.pass_rows(model))
             inference.probabilities(model, np.empty((0, num_dense), np.float32), ids, passes)
 
     def predict(self, data: Any, *, batch_size: int = 4096) -> np.ndarray:

@@ -67,8 +67,8 @@ class Front:
             Shapes and dtypes that don't agree.
         """
         self._predictor.check(dense, ids)
-        shape = [len(dense), dense.shape[1], ids.shape[1], isinstance(ids, Bags)]
-        with self._together("answer", shape=shape):
+        shape = dense.shape[1], ids.shape[1], isinstance(ids, Bags)
+        with self._together("answer", of=[self._predictor.passes(len(dense)), *shape]):
             return self._predictor.probabilities(dense, ids)
 
     def update(self, checkpoint: str | os.PathLike) -> bool:
@@ -210,8 +210,8 @@ def follow(predictor: Predictor, ranks: Communicator) -> None:
     reading = None
     while True:
         match ranks.broadcast_json("command"):
-            case {"do": "answer", "shape": shape}:
-                predictor.take_part(*shape)
+            case {"do": "answer", "of": of}:
+                predictor.take_part(*of)
             case {"do": "read", "path": path}:
                 reading = _Reading(predictor, Path(path))
             case {"do": "tell"}:
