@@ -245,6 +245,8 @@ def _cast(name: str, tensor: Tensor, dtype: np.dtype) -> np.ndarray:
             return data.astype(dtype)
     if data.dtype.kind == "f":
         raise TypeError(f"{_input(name)}: 'data' must be integers, got a float.")
+    if data.dtype == dtype:
+        return data
     info = np.iinfo(dtype)
     if len(data) and not info.min <= int(data.min()) <= int(data.max()) <= info.max:
         raise _out_of_range(name, tensor)
