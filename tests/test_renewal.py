@@ -76,18 +76,21 @@ def test_what_is_no_checkpoint_is_told_to_who_asks():
 
 def test_watching_tells_what_is_wrong_once(caplog):
     wrong = [OSError("gone"), OSError("gone"), OSError("other"), OSError("other"), True]
-    predictor = Updated(*wrong, False, OSError("other"), True)
-    predictor.may.release(8)
+    ours = [RuntimeError("ours"), RuntimeError("ours")]
+    predictor = Updated(*wrong, False, OSError("other"), *ours, True)
+    predictor.may.release(10)
 
     async def watch():
         watching = asyncio.create_task(Renewal(predictor, "run", Monitoring()).watch(0.001))
-        while predictor.asked < 8:
+        while predictor.asked < 10 and not watching.done():
             await asyncio.sleep(0.01)
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
 
     asyncio.run(watch())
-    warned = [r.args[0].args[0] for r in caplog.records if r.levelno == logging.WARNING]
+    warned = [r.args[0] for r in caplog.records if r.levelno == logging.WARNING]
     assert warned == ["gone", "other", "other"]
-    assert predictor.version == "v8"
+    failed = [r.exc_info[1].args[0] for r in caplog.records if r.levelno == logging.ERROR]
+    assert failed == ["ours"]
+    assert predictor.version == "v10"

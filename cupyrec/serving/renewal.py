@@ -76,13 +76,18 @@ class Renewal:
 
     async def reload_and_log(self) -> None:
         """Do the same for no client: what is wrong goes to the log, but once if it stays so."""
+        told = ""
         try:
             await self.reload()
-            self._told = ""
         except REFUSED as error:
-            if self._told != str(error):
-                logger.warning("no newer checkpoint is served: %s", error)
-            self._told = str(error)
+            told = str(error)
+            if told != self._told:
+                logger.warning("no newer checkpoint is served: %s", told)
+        except Exception as error:  # a fault of ours must not end the watch
+            told = repr(error)
+            if told != self._told:
+                logger.exception("no newer checkpoint is served")
+        self._told = told
 
     async def watch(self, seconds: float) -> None:
         """Look again and again, after as many seconds each."""
