@@ -33,6 +33,6 @@ def test_a_cut_file_of_dense_arrays_is_told(tmp_path):
     chain = Chain.found(saved.save_chain(tmp_path)[0])
     file = chain.path / "dense.safetensors"
     file.write_bytes(file.read_bytes()[:50])
-    for look in (chain.shape, lambda: chain.checked(Communicator())):
+    for look in (chain.dense, lambda: chain.checked(Communicator())):
         with pytest.raises(ValueError, match=f"'{file}' must have .* bytes, got 50"):
             look()

@@ -1,6 +1,7 @@
 """Predictor: answers of a checkpoint, from many threads, while newer ones take its place."""
 
 import json
+import shutil
 import threading
 
 import ml_dtypes
@@ -172,6 +173,17 @@ def test_rows_that_are_half_changed_are_read_anew(chain, monkeypatch):
         assert (answers(predictor) == before).all()
         assert predictor.update(chain[1])
         assert (answers(predictor) == expected(chain[1])).all()
+
+
+def test_what_was_read_is_taken_though_its_files_are_gone(chain, tmp_path):
+    other = save_one(tmp_path / "other", seed=8)
+    want = expected(chain[1]), expected(other)
+    with Predictor(chain[0], model=model_of()) as predictor:
+        for path, answer in zip((chain[1], other), want, strict=True):
+            staged = predictor.read(path)
+            shutil.rmtree(path)
+            assert predictor.take(staged)
+            assert (answers(predictor) == answer).all()
 
 
 def test_an_update_read_before_another_is_not_taken(chain):

@@ -105,27 +105,34 @@ class Chain(NamedTuple):
                         "their owners' keys alone, for several ranks to serve them, got others: "
                         "`cupyrec checkpoint reshard` puts each in its place."
                     )
-        return self._dense()
+        return self.dense()
 
-    def _dense(self) -> dict[str, np.ndarray]:
-        name = "dense.safetensors"
-        check_files(self.path, {name: self.manifest["files"][name]})
-        return safetensors.load_file(self.path / name)
-
-    def shape(self) -> dict[str, Any]:
-        """Return what must stay while a model is served.
+    def dense(self) -> dict[str, np.ndarray]:
+        """Return the dense arrays, of which the file is checked.
 
         Raises
         ------
         FileNotFoundError, ValueError
-            The file of dense arrays is damaged.
+            It is damaged.
 
         Examples
         --------
         See `found`.
         """
+        name = "dense.safetensors"
+        check_files(self.path, {name: self.manifest["files"][name]})
+        return safetensors.load_file(self.path / name)
+
+    def shape(self, dense: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Return what must stay while a model is served, by the manifest and the dense arrays.
+
+        Examples
+        --------
+        >>> manifest = {"model": "LR", "config": {}, "groups": []}
+        >>> Chain(Path("a"), [Link(Path("a"), manifest)], [1]).shape({})["parameters"]
+        {}
+        """
         groups = served_groups(self.manifest)
-        dense = self._dense()
         return {
             "model": self.manifest["model"],
             "schema": self.manifest["config"].get("schema"),

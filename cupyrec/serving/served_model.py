@@ -141,12 +141,12 @@ class ServedModel:
                     take_rows(group, *change)
                 group.initial = self._initial(chain, name, defaults).to(group.xp)
                 self._defaults[name] = defaults
-            self._become(chain)
+            self._become(chain, dense)
             self._stack = stack.pop_all()
 
-    def _become(self, chain: Chain) -> None:
+    def _become(self, chain: Chain, dense: dict[str, np.ndarray]) -> None:
         self.path, self.crc32 = chain.path, chain.crc32s[-1]
-        self._shape, self._made = chain.shape(), chain.made()
+        self._shape, self._made = chain.shape(dense), chain.made()
 
     @property
     def version(self) -> str:
@@ -169,7 +169,7 @@ class ServedModel:
         --------
         See `cupyrec.serving.Predictor.update`.
         """
-        for what, value in chain.shape().items():
+        for what, value in chain.shape(chain.dense()).items():
             if value != self._shape[what]:
                 raise ValueError(
                     f"Predictor: '{chain.path}' must have the {what} of '{self.path}', which is "
@@ -228,7 +228,7 @@ class ServedModel:
             for change in some:
                 take_rows(group, *change)
             group.initial, self._defaults[name] = initial, defaults
-        self._become(update.chain)
+        self._become(update.chain, update.dense)
 
     def _changes(
         self, chain: Chain, name: str, group: Group, dense: dict, defaults: DefaultRows | None
