@@ -195,6 +195,17 @@ def test_an_update_read_before_another_is_not_taken(chain):
         assert (answers(predictor) == expected(chain[2])).all()
 
 
+def test_an_update_read_before_the_end_is_not_taken(chain, tmp_path):
+    tier = CachedSSD(path=tmp_path / "rows", cache_mb=1)
+    predictor = Predictor(chain[0], model=model_of(), tier=tier)
+    staged = predictor.read(chain[1]), predictor.read(save_one(tmp_path / "other", seed=8))
+    predictor.close()
+    for one in staged:
+        with pytest.raises(RuntimeError, match="must be open"):
+            predictor.take(one)
+    assert not [*tier.path.iterdir()]
+
+
 def test_a_run_tells_its_model_and_its_schema(tmp_path):
     logs = trial.write_logs(tmp_path)
     more = "--set", "training.deltas=3", "--set", "training.save_every=3"

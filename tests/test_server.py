@@ -275,6 +275,19 @@ def test_no_more_time_than_was_given(tmp_path):
         assert "cut off 1 requests after 0.5 seconds" in server.said
 
 
+def test_the_end_waits_for_no_checkpoint_that_is_read(tmp_path):
+    with serving(tmp_path, drain=0.5) as server:
+        server.file.write_text("slow")
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+        connection.request("POST", "/v2/repository/models/sums/load", "{}")
+        time.sleep(0.3)
+        server.send(signal.SIGTERM)
+        answer = connection.getresponse()
+        assert answer.status == 503
+        assert "goes down" in json.loads(answer.read())["error"]
+        assert server.code() == 1
+
+
 def test_a_client_that_is_gone_is_no_request_cut_off(tmp_path):
     with serving(tmp_path) as server:
         thread, answers = begun(server, 1)

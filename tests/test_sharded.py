@@ -8,14 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import saved
 import trial
 
+from cupyrec.embedding import CachedSSD
+from cupyrec.parallel import Communicator
 from cupyrec.serving import Predictor
+from cupyrec.serving.sharded import Front
 
 RANKS = 4
 
@@ -140,16 +145,14 @@ def test_ranks_answer_as_predict_does_and_change_together(served, checkpoints, e
         one = {name: (kind, values[7:8]) for name, (kind, values) in columns.items()}
         assert served.predicted(one)[1] == expected[version][7]
 
-    broken = folder / "broken"
-    broken.mkdir()
-    for file in checkpoints[3].iterdir():
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= file.suffix == ".npy"
-        (broken / file.name).write_bytes(data)
-    point(folder, broken)
-    status, told = served.reload()
+    parts, name = folder / "parts", f"{RANKS - 1:05}-of-{RANKS:05}"
+    assert trial.command("checkpoint", "reshard", checkpoints[3], parts, "--shards", RANKS) == 0
+    saved.spoil(parts, f"embedding.groups.4.{name}.vectors")
+    point(folder, parts)
+    status, told = served.reload()  # the front's own shard is good
     assert status == 500
-    assert str(broken) in told["error"]
+    assert f"rank {RANKS - 1} must get on" in told["error"]
+    assert f"{name}.vectors.npy' must have crc32" in told["error"]
     assert (served.predicted(columns)[1] == expected[versions[0]]).all()
 
     time.sleep(1)  # the front's workers spin a moment
@@ -177,3 +180,36 @@ def test_a_rank_that_dies_ends_all(served):
     assert served.process.wait(30) != 0
     with pytest.raises(OSError):
         served.ask("/v2/health/live")
+
+
+def test_the_end_waits_for_no_checkpoint_that_is_read(checkpoints, tmp_path, monkeypatch):
+    predictor = Predictor(checkpoints[0], tier=CachedSSD(path=tmp_path / "rows", cache_mb=1))
+    read, reads, may, raised = predictor.read, threading.Event(), threading.Event(), []
+
+    def slowly(path):
+        staged = read(path)
+        reads.set()
+        assert may.wait(60)
+        return staged
+
+    def update():
+        with pytest.raises(InterruptedError, match="is about to end"):
+            front.update(checkpoints[3])
+        raised.append(True)
+
+    monkeypatch.setattr(predictor, "read", slowly)
+    front = Front(predictor, Communicator())
+    updating = threading.Thread(target=update)
+    updating.start()
+    assert reads.wait(60)
+    front.close()
+    updating.join(60)
+    assert raised
+    with pytest.raises(InterruptedError, match="is about to end"):
+        front.update(checkpoints[3])
+    may.set()
+    for _ in range(600):
+        if not [*(tmp_path / "rows").iterdir()]:
+            return
+        time.sleep(0.1)
+    raise AssertionError("what was read must be dropped")

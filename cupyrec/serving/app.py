@@ -37,6 +37,7 @@ logger = logging.getLogger("cupyrec")
 _BODIES = 16  # of the largest size, whose bytes are held at a time
 _SMALL = 1 << 16  # bytes of a body that says what to load
 _FAILED = "server: failed; its log says why."
+_GOES_DOWN = "server: goes down; it had no more time."
 _JSON = (b"content-type", b"application/json")
 
 
@@ -192,7 +193,7 @@ class App:
             text = error_body("server: has as much to do as it takes on; try again.")
         except asyncio.CancelledError:
             self.cut_off += 1
-            status, told, text = 503, [_JSON], error_body("server: goes down; it had no more time.")
+            status, told, text = 503, [_JSON], error_body(_GOES_DOWN)
         except Gone:
             raise
         except FloatingPointError as error:
@@ -308,6 +309,9 @@ class App:
             await self.renewal.reload()
         except REFUSED as error:
             raise HTTPException(500, str(error)) from None
+        except asyncio.CancelledError:
+            self.cut_off += 1
+            raise HTTPException(503, _GOES_DOWN) from None
         return _json({})
 
     async def _tell_metrics(self, request: Request) -> Response:

@@ -98,6 +98,7 @@ class Predictor:
         self._rules = Rules(device, tier, dtype, check_unseen(unseen), template, schema)
         self._lock, self._updating = threading.Lock(), threading.Lock()
         self._served: ServedModel | None = None
+        self._closed = False
         self._ranks = world() if template is None else template.ranks
         self.take(self._read_together(checkpoint))
         made, schema = self.model, self.schema
@@ -275,7 +276,7 @@ class Predictor:
         Raises
         ------
         RuntimeError
-            It was read before another update.
+            It was read before another update, or the predictor is closed.
         OSError, MemoryError
             The tier is full, say; the checkpoint before is served on, loaded anew.
 
@@ -286,6 +287,9 @@ class Predictor:
         if staged is None:
             return False
         with self._lock:
+            if self._closed:
+                self.drop(staged)
+                self._now()
             if isinstance(staged, ServedModel):
                 before, self._served = self._served, staged
                 if before is not None:
@@ -322,14 +326,15 @@ class Predictor:
             staged.close()
 
     def close(self) -> None:
-        """Let rows and their files go; nothing is answered any more.
+        """Let rows and their files go; nothing is answered any more, and what is read meanwhile
+        is not taken.
 
         Examples
         --------
         See docs/serving.md.
         """
-        with self._updating, self._lock:
-            served, self._served = self._served, None
+        with self._lock:
+            served, self._served, self._closed = self._served, None, True
             if served is not None:
                 served.close()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from cupyrec.parallel import OtherRankError
@@ -59,7 +62,7 @@ class Renewal:
     async def _reload(self) -> bool:
         start, old = time.perf_counter(), self._predictor.version
         try:
-            newer = await asyncio.to_thread(self._predictor.update, self._checkpoint)
+            newer = await _in_thread(self._predictor.update, self._checkpoint)
         except Exception:
             self._monitoring.reloads.labels("failed").inc()
             raise
@@ -94,3 +97,29 @@ class Renewal:
         while True:
             await asyncio.sleep(seconds)
             await self.reload_and_log()
+
+
+def _in_thread(work: Callable[[Any], bool], argument: Any) -> asyncio.Future:
+    """What `work` comes to in a thread; the end of the process waits for none of asyncio's."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def settle(newer: bool, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(newer)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        newer, failed = False, None
+        try:
+            newer = work(argument)
+        except Exception as error:
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, newer, failed)
+
+    threading.Thread(target=run, name="cupyrec-renewal", daemon=True).start()
+    return future
