@@ -7,11 +7,13 @@ picks its loops or kernels by the module of its arrays; there is no global switc
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import mmap
 import sys
 import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -19,9 +21,9 @@ import ml_dtypes
 import numpy as np
 
 __all__ = [
-    "DEVICES", "HALVES", "address", "bits", "check_current", "choose_gpu", "copy_to", "device",
-    "empty", "is_capturing", "is_float", "module", "name", "namespace", "pages", "stream",
-    "to_host",
+    "DEVICES", "HALVES", "address", "bits", "check_current", "choose_gpu", "copy_to",
+    "current_gpu", "device", "empty", "is_capturing", "is_float", "module", "name", "namespace",
+    "pages", "stream", "to_host",
 ]  # fmt: skip
 
 logger = logging.getLogger("cupyrec")
@@ -127,6 +129,27 @@ def module(device: str) -> ModuleType:
             f"device 'cuda': needs compute capability 8.0 or higher, got {capability / 10}."
         )
     return cupy
+
+
+def current_gpu(device: str) -> Callable[[], contextlib.AbstractContextManager]:
+    """Return what makes contexts in which the GPU that is current now is so in any thread.
+
+    CuPy has one of each thread's own, at first number 0.
+
+    Raises
+    ------
+    ValueError, RuntimeError
+        As `module`.
+
+    Examples
+    --------
+    >>> with current_gpu("cpu")():
+    ...     pass
+    """
+    xp = module(device)
+    if xp is np:
+        return contextlib.nullcontext
+    return functools.partial(xp.cuda.Device, xp.cuda.Device().id)
 
 
 def check_current(where: str, name: str, array: Any) -> None:

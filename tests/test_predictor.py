@@ -1,5 +1,6 @@
 """Predictor: answers of a checkpoint, from many threads, while newer ones take its place."""
 
+import contextvars
 import json
 import shutil
 import threading
@@ -13,7 +14,7 @@ from oracle import sentence
 from saved import DENSE, IDS, expected, model_of, save_chain, save_one
 
 import cupyrec
-from cupyrec import checkpoint, nn
+from cupyrec import checkpoint, kernel, nn, sim
 from cupyrec.data import open_dataset
 from cupyrec.embedding import CachedHost, CachedSSD, Memory
 from cupyrec.ragged import Bags
@@ -247,6 +248,44 @@ def test_a_schema_tells_what_such_a_checkpoint_does_not(tmp_path):
         assert (predictor.num_dense, predictor.num_tables) == (1, 3)
         assert (predictor.schema, predictor.task_names) == (trial.SCHEMA, ["click"])
         assert (predictor.predict(data) == cupyrec.predict(model, data)).all()
+
+
+def test_threads_work_on_the_predictor_s_gpu(chain, monkeypatch):
+    """CuPy's current GPU is each thread's own."""
+    current = contextvars.ContextVar("current", default=0)
+
+    class Device:
+        def __init__(self, number=None):
+            self.id = current.get() if number is None else number
+
+        def __enter__(self):
+            self._token = current.set(self.id)
+
+        def __exit__(self, *_):
+            current.reset(self._token)
+
+    launched, launch = set(), kernel.Kernel.__call__
+
+    def noted(*arguments, **more):
+        launched.add((threading.current_thread().name, current.get()))
+        return launch(*arguments, **more)
+
+    monkeypatch.setattr(sim.cuda, "Device", Device)
+    monkeypatch.setattr(kernel.Kernel, "__call__", noted)
+    rows = DENSE[:20], IDS[:20]
+    with Device(3):
+        predictor = Predictor(chain[0], model=model_of(), device="sim")
+
+    def work():
+        predictor.update(chain[1])
+        predictor.update(chain[0])
+        predictor.probabilities(*rows)
+        predictor.predict(rows)
+
+    thread = threading.Thread(target=work, name="other")
+    thread.start()
+    thread.join()
+    assert launched == {("MainThread", 3), ("other", 3)}
 
 
 # Unseen ids

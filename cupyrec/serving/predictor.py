@@ -92,7 +92,7 @@ class Predictor:
         dtype: str | None = None,
         unseen: Any = "initial",
     ) -> None:
-        arrays.module(device)
+        self._on_gpu = arrays.current_gpu(device)
         template = None if model is None else without_rows(model).to("cpu")
         tier = Memory() if tier is None else tier
         self._rules = Rules(device, tier, dtype, check_unseen(unseen), template, schema)
@@ -149,7 +149,7 @@ class Predictor:
         See the class.
         """
         self.check(dense, ids)
-        with self._lock:
+        with self._lock, self._on_gpu():
             served = self._now()
             return inference.probabilities(served.model, dense, ids), served.version
 
@@ -192,7 +192,7 @@ class Predictor:
         ids: Any = np.empty((0, num_tables), np.int64)
         if has_bags:
             ids = Bags(np.empty(0, np.int64), np.zeros(1, np.int64), num_tables)
-        with self._lock:
+        with self._lock, self._on_gpu():
             model = self._now().model
             inference.probabilities(model, np.empty((0, num_dense), np.float32), ids, passes)
 
@@ -210,7 +210,7 @@ class Predictor:
         --------
         See docs/serving.md.
         """
-        with self._lock:
+        with self._lock, self._on_gpu():
             return inference.predict(self._now().model, data, batch_size=batch_size)
 
     def update(self, checkpoint: str | os.PathLike) -> bool:
@@ -263,12 +263,13 @@ class Predictor:
         See `update`.
         """
         chain, served = Chain.found(find_checkpoint(checkpoint).resolve()), self._served
-        if served is None:
-            return ServedModel(chain, self._rules)
-        if chain.crc32s[-1] == served.crc32:
-            return None
-        served.check_like(chain)
-        return served.update(chain) or ServedModel(chain, self._rules)
+        with self._on_gpu():
+            if served is None:
+                return ServedModel(chain, self._rules)
+            if chain.crc32s[-1] == served.crc32:
+                return None
+            served.check_like(chain)
+            return served.update(chain) or ServedModel(chain, self._rules)
 
     def take(self, staged: Update | ServedModel | None) -> bool:
         """Serve from now on what `read` returned: the second half of an update.
@@ -286,25 +287,29 @@ class Predictor:
         """
         if staged is None:
             return False
-        with self._lock:
+        before = None
+        with self._lock, self._on_gpu():
             if self._closed:
                 self.drop(staged)
                 self._now()
             if isinstance(staged, ServedModel):
                 before, self._served = self._served, staged
-                if before is not None:
-                    before.close()
-                return True
-            served = self._now()
-            served.check_follows(staged)
-            try:
-                served.take(staged)
-            except BaseException:  # some rows are as they were, some are not
-                self._served = None
-                served.close()
-                self._served = ServedModel(Chain.found(served.path), self._rules)
-                raise
-            return True
+            else:
+                self._change(staged)
+        if before is not None:  # answers don't wait until many rows and files are gone
+            before.close()
+        return True
+
+    def _change(self, update: Update) -> None:
+        served = self._now()
+        served.check_follows(update)
+        try:
+            served.take(update)
+        except BaseException:  # some rows are as they were, some are not
+            self._served = None
+            served.close()
+            self._served = ServedModel(Chain.found(served.path), self._rules)
+            raise
 
     def version_of(self, staged: Update | ServedModel | None) -> str:
         """Return the version that would be served by what `read` returned.
