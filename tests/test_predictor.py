@@ -288,54 +288,6 @@ def test_threads_work_on_the_predictor_s_gpu(chain, monkeypatch):
     assert launched == {("MainThread", 3), ("other", 3)}
 
 
-# Unseen ids
-
-
-def with_rows(path, default):
-    """What is expected, where unseen ids have the rows of `default` (T,), None for zeros."""
-    model = model_of()
-    checkpoint.load(path, model)
-    tables = model.embedding
-    for table in range(2):
-        ids, vectors = tables.export_table(table)
-        known = dict(zip(ids.tolist(), vectors, strict=True))
-        given = np.zeros(4, "f") if default is None else known[default[table]]
-        new = np.setdiff1d(IDS[:, table], ids)
-        assert new.size
-        tables.import_table(table, new, np.repeat(given[None], len(new), 0))
-    return cupyrec.predict(model, (DENSE, IDS))[:, None]
-
-
-@pytest.mark.parametrize(
-    ("unseen", "default"), [("zero", None), (1, (1, 1)), ((1, 3), (1, 3)), (np.int64(1), (1, 1))]
-)
-@pytest.mark.parametrize("tier", [Memory(), CachedHost(cache_rows=64)])
-def test_what_unseen_ids_get(chain, tmp_path, unseen, default, tier):
-    options = {"model": model_of(), "unseen": unseen, "tier": tier}
-    other = save_one(tmp_path / "other", seed=8)
-    with Predictor(chain[0], **options) as predictor:
-        for path in (chain[0], chain[1], chain[2], other):  # whose default rows differ
-            predictor.update(path)
-            assert (answers(predictor) == with_rows(path, default)).all()
-
-
-def test_a_default_id_must_have_a_row_in_each_table(chain):
-    text = "the default id of 'unseen' must have a row in each table, got none in table 1"
-    with pytest.raises(ValueError, match=text):
-        Predictor(chain[0], model=model_of(), unseen=(1, 999))
-    model = model_of()
-    checkpoint.load(chain[1], model)
-    had, _ = model.embedding.export_table(0)
-    forgotten = int(np.intersect1d(had, saved.FORGOTTEN)[0])  # by the last link
-    predictor = Predictor(chain[1], model=model_of(), unseen=(forgotten, 1))
-    before = answers(predictor)
-    with pytest.raises(ValueError, match="got none in table 0"):
-        predictor.update(chain[2])
-    assert (answers(predictor) == before).all()
-    with pytest.raises(ValueError, match="one of each of the 2 tables, got 3"):
-        Predictor(chain[0], model=model_of(), unseen=[1, 2, 3])
-
-
 # Dtypes
 
 
