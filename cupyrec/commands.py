@@ -19,7 +19,6 @@ from pyarrow import csv, parquet
 
 import cupyrec
 from cupyrec import (
-    arrays,
     checkpoint,
     config,
     errors,
@@ -33,6 +32,7 @@ from cupyrec.checkpoint_files import find_checkpoint
 from cupyrec.cli import UsageError
 from cupyrec.data import Schema, Shuffled, criteo_schema, open_dataset
 from cupyrec.data.open_dataset import kind_of
+from cupyrec.device_flags import log_device, set_device
 from cupyrec.embedding import CachedSSD
 from cupyrec.from_settings import (
     MODELS,
@@ -86,7 +86,7 @@ def train(options: argparse.Namespace) -> None:
     """Train a model by the flags of ``cupyrec train``; print the result as a JSON line."""
     began = time.perf_counter()
     Communicator.stall_timeout = options.stall_timeout
-    _set_device(options)
+    set_device(options)
     if options.trace:
         timeline.start(world().size)
     if options.start and options.resume:
@@ -124,7 +124,7 @@ def train(options: argparse.Namespace) -> None:
         progress = begin(start, run, model, optimizer)
     if run is None and world().rank == 0:
         logger.warning("without --out neither model nor metrics are kept")
-    _log_device(options)
+    log_device(options)
     if options.resume and progress.step and is_finished(progress, settings["training"]):
         logger.info(
             "'%s' is finished already, at step %d: nothing to train", run.path, progress.step
@@ -149,9 +149,9 @@ def train(options: argparse.Namespace) -> None:
 def evaluate(options: argparse.Namespace) -> None:
     """Measure a checkpoint by the flags of ``cupyrec evaluate``; print a JSON line."""
     start = time.perf_counter()
-    _set_device(options)
+    set_device(options)
     with _loaded(options, labels=True) as (model, data, group):
-        _log_device(options)
+        log_device(options)
         loaded = time.perf_counter()
         measured = inference.evaluate(model, data, batch_size=options.batch_size, group=group)
     end = time.perf_counter()
@@ -169,14 +169,14 @@ def predict(options: argparse.Namespace) -> None:
     A malformed line is an error whatever ``data.on_error`` the run was trained with: were it
     skipped, the probabilities would no longer stand beside their rows.
     """
-    _set_device(options)
+    set_device(options)
     output = Path(options.output)
     if output.suffix not in (".npy", ".parquet", ".csv"):
         raise UsageError(f"predict: --output must end in .npy, .parquet or .csv, got '{output}'.")
     if output.exists() and not options.overwrite:
         raise UsageError(f"predict: '{output}' must not exist without --overwrite.")
     with _loaded(options, labels=False) as (model, data, _):
-        _log_device(options)
+        log_device(options)
         probabilities = inference.predict(model, data, batch_size=options.batch_size)
     if world().rank == 0:
         _write(probabilities, data.schema.task_names, output)
@@ -366,31 +366,3 @@ def _loaded(
             stack.callback(group.store.close)
         checkpoint.load(path, model)
         yield model, data, group_field(settings, schema)
-
-
-def _set_device(options: argparse.Namespace) -> None:
-    """Choose the device: what was asked for, else the GPU if there is one."""
-    if world().rank > 0:
-        logger.setLevel(logging.ERROR)  # what all would warn of is told once
-    try:
-        arrays.module(options.device or "cuda")
-        options.device = options.device or "cuda"
-    except RuntimeError as error:
-        if options.device:
-            told = str(error).rstrip(".")
-            raise UsageError(f"--{told}. `cupyrec doctor` tells what is missing.") from None
-        options.device = "cpu"
-    if options.threads:
-        cupyrec.set_num_threads(options.threads)
-
-
-def _log_device(options: argparse.Namespace) -> None:
-    """Say what the work is done on, once nothing is left to be refused."""
-    threads = cupyrec.num_threads()
-    ranks = f"{world().size} ranks, each " if world().size > 1 else ""
-    logger.info("%sdevice %s, %d thread%s", ranks, options.device, threads, "s" * (threads > 1))
-    if options.device == "sim":
-        logger.info(
-            "sim executes every thread of every kernel on the CPU, which takes seconds a step: "
-            "it checks kernels, and is not for training"
-        )

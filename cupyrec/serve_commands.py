@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import re
 import signal
 import tempfile
 
 import cupyrec
-from cupyrec import arrays, config, interruption
+from cupyrec import config, interruption
 from cupyrec.cli import UsageError
+from cupyrec.device_flags import log_device, set_device
 from cupyrec.embedding import CachedHost, CachedSSD, Memory, Tier
 from cupyrec.parallel import world
 
@@ -26,8 +26,6 @@ except ModuleNotFoundError as error:
 
 __all__ = ["serve"]
 
-logger = logging.getLogger("cupyrec")
-
 
 def serve(options: argparse.Namespace) -> int:
     """Serve a checkpoint by the flags of ``cupyrec serve``; return the exit code."""
@@ -38,29 +36,23 @@ def serve(options: argparse.Namespace) -> int:
         raise UsageError(f"serve: --tables must come with --tier cached_ssd, got {options.tier}.")
     if options.cache_mb is not None and options.tier == "memory":
         raise UsageError("serve: --cache-mb must come with a --tier that has a cache, got memory.")
-    try:
-        arrays.module(options.device or "cuda")
-        device = options.device or "cuda"
-    except RuntimeError as error:
-        if options.device:
-            raise UsageError(f"--{error}") from None
-        device = "cpu"
-    spare = ranks.rank == 0  # a core for the thread that reads requests
-    cupyrec.set_num_threads(options.threads or max(1, cupyrec.num_threads() - spare))
+    set_device(options)
+    if not options.threads and ranks.rank == 0:  # a core for the thread that reads requests
+        cupyrec.set_num_threads(max(1, cupyrec.num_threads() - 1))
     with contextlib.ExitStack() as stack:
         if ranks.rank == 0:
             stack.enter_context(interruption.ending())
             listening = stack.enter_context(bind(options.host, options.port))
         else:
-            logger.setLevel(logging.ERROR)
             for number in (*ENDS, signal.SIGHUP):  # sent to all: rank 0 says what is to be done
                 signal.signal(number, signal.SIG_IGN)
         predictor = Predictor(
-            options.checkpoint, device=device, tier=_tier(options), dtype=options.dtype,
+            options.checkpoint, device=options.device, tier=_tier(options), dtype=options.dtype,
             unseen=options.unseen,
         )  # fmt: skip
         if ranks.rank > 0:
             return follow(predictor, ranks)
+        log_device(options)
         if ranks.size > 1:
             predictor = Front(predictor, ranks)
         stack.callback(predictor.close)

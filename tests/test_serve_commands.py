@@ -104,6 +104,7 @@ def test_answers_are_those_of_predict_bit_for_bit(run, options, tmp_path):
     expected = predicted(run / "run", run / "test.tsv", tmp_path)
     inputs = columns(run / "test.tsv")
     with Served(run / "run", *options) as served:
+        assert re.search("device cpu, [0-9]+ thread", "".join(served.said))
         got, version = served.ask(inputs)
         assert got.tobytes() == expected.tobytes()
         for row in (0, 77):

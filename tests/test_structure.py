@@ -29,7 +29,8 @@ LAYERS = (
     " config data dense_work from_settings hardware inference interop measure_hardware metrics"
     " migrate plan progress report run_folder step_work table_sizes tensorboard testing"
     " training zipf < serving < cupyrec < checkpoint_commands cli commands data_commands"
-    " doctor doctor_checks doctor_gpu_checks plan_commands resuming serve_commands __main__"
+    " device_flags doctor doctor_checks doctor_gpu_checks plan_commands resuming serve_commands"
+    " __main__"
 )
 HEIGHT = {name: i for i, layer in enumerate(LAYERS.split(" < ")) for name in layer.split()}
 READS_ONLY = {"data": {"activity", "errors", "cpu", "arrays", "ragged", "data"}}

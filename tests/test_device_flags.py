@@ -25,6 +25,8 @@ def test_without_a_gpu_cuda_is_refused_if_asked_for(no_gpu, tmp_path, capsys):
     )
     assert captured.out == ""
     assert not (tmp_path / "run").exists()
+    assert trial.command("serve", tmp_path / "run", "--device", "cuda") == 2
+    assert capsys.readouterr() == captured
 
 
 def test_the_gpu_is_the_default_where_there_is_one(tmp_path, monkeypatch, caplog):
