@@ -100,12 +100,12 @@ def columns_of(log: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> list[Path]:
-    """A full one, two deltas on top of each other, and one of another run; beside logs."""
+    """A full one, two deltas on top of each other, and one of another run with a codec; beside logs."""
     folder = tmp_path_factory.mktemp("trained")
     logs = trial.write_logs(folder)
     deltas = ["--set", "training.deltas=5", "--set", "training.save_every=3"]
     assert trial.train(logs, folder / "run", *deltas) == 0
-    assert trial.train(logs, folder / "other", "--seed", "5") == 0
+    assert trial.train(logs, folder / "other", "--seed", "5", "--codec", "int8") == 0
     steps = sorted((folder / "run" / "checkpoints").iterdir())
     assert len(steps) >= 3
     return [*steps[:3], (folder / "other" / "last").resolve()]
