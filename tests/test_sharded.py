@@ -100,7 +100,7 @@ def columns_of(log: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> list[Path]:
-    """A full one, two deltas on top of each other, and one of another run with a codec; beside logs."""
+    """A full one, two deltas on it, and one of another run, which has a codec; beside logs."""
     folder = tmp_path_factory.mktemp("trained")
     logs = trial.write_logs(folder)
     deltas = ["--set", "training.deltas=5", "--set", "training.save_every=3"]
@@ -180,6 +180,30 @@ def test_a_rank_that_dies_ends_all(served):
     assert served.process.wait(30) != 0
     with pytest.raises(OSError):
         served.ask("/v2/health/live")
+
+
+def test_the_front_says_that_it_is_there_until_the_end(checkpoints, monkeypatch):
+    said, silence = [], [time.monotonic()]
+
+    def note(_, what, value):
+        said.append(value["do"])
+        silence.append(time.monotonic())
+
+    monkeypatch.setattr(Communicator, "broadcast_json", note)
+    front = Front(Predictor(checkpoints[0]), Communicator())
+    for _ in range(600):
+        if len(said) >= 3:
+            break
+        time.sleep(0.1)
+    assert set(said) == {"rest"}
+    assert max(np.diff(silence)) < Communicator.stall_timeout / 4
+    rows = np.zeros((1, front.num_dense), "f"), np.zeros((1, front.num_tables), np.int64)
+    front.close()
+    with pytest.raises(RuntimeError, match="must be open"):
+        front.probabilities(*rows)
+    time.sleep(2)
+    assert said[-1] == "stop"
+    assert said.count("stop") == 1
 
 
 def test_the_end_waits_for_no_checkpoint_that_is_read(checkpoints, tmp_path, monkeypatch):
