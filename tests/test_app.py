@@ -215,6 +215,12 @@ def test_newer_checkpoints(tmp_path):
             with pytest.raises(Exception, match="server: failed; its log says why."):
                 client.load_model("sums")
             server.check_says("RuntimeError: out of order")
+            server.file.write_text("lost")
+            client.load_model("sums")
+            assert not client.is_server_ready()
+            server.file.write_text("v2")
+            client.load_model("sums")
+            assert client.is_server_ready()
         status, _, said = asks(server, body((1, 2)))
         assert (status, said["model_version"]) == (200, "v2")
 

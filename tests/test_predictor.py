@@ -176,6 +176,20 @@ def test_rows_that_are_half_changed_are_read_anew(chain, monkeypatch):
         assert (answers(predictor) == expected(chain[1])).all()
 
 
+def test_without_any_that_can_be_read_the_next_one_is_taken(chain, monkeypatch):
+    with Predictor(chain[0], model=model_of()) as predictor:
+        with monkeypatch.context() as failing:
+            failing.setattr(served_model, "take_rows", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                predictor.update(chain[1])
+        assert not predictor.is_open
+        with pytest.raises(RuntimeError, match="must be open and have a checkpoint"):
+            answers(predictor)
+        assert predictor.update(chain[1])
+        assert predictor.is_open
+        assert (answers(predictor) == expected(chain[1])).all()
+
+
 def test_what_was_read_is_taken_though_its_files_are_gone(chain, tmp_path):
     other = save_one(tmp_path / "other", seed=8)
     want = expected(chain[1]), expected(other)

@@ -268,7 +268,8 @@ class App:
 
     async def _tell_ready(self, request: Request) -> Response:
         self._check_model(request)
-        return _json({"ready": not self.draining}, 503 if self.draining else 200)
+        ready = self._predictor.is_open and not self.draining
+        return _json({"ready": ready}, 200 if ready else 503)
 
     async def _tell_model(self, request: Request) -> Response:
         self._check_model(request)

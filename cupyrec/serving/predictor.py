@@ -113,6 +113,11 @@ class Predictor:
             self.num_dense, self.num_tables = schema.num_dense, schema.num_tables
             self.has_bags, self.task_names = schema.has_bags, schema.task_names
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a checkpoint to answer by; else an update may bring one."""
+        return self._served is not None
+
     def _now(self) -> ServedModel:
         if self._served is None:
             raise RuntimeError("Predictor: it must be open and have a checkpoint, got neither.")
@@ -279,7 +284,8 @@ class Predictor:
         RuntimeError
             It was read before another update, or the predictor is closed.
         OSError, MemoryError
-            The tier is full, say; the checkpoint before is served on, loaded anew.
+            The tier is full, say; the checkpoint before is served on, loaded anew. If it can't be,
+            none is: see `is_open`.
 
         Examples
         --------

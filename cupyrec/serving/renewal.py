@@ -43,7 +43,7 @@ class Renewal:
     ) -> None:
         self._predictor, self._checkpoint, self._monitoring = predictor, checkpoint, monitoring
         self._under_way: asyncio.Future | None = None
-        self._told = ""
+        self._version, self._told = predictor.version, ""
 
     async def reload(self) -> bool:
         """Look once, and serve what is there; return whether it is newer.
@@ -60,7 +60,7 @@ class Renewal:
         return await asyncio.shield(self._under_way)
 
     async def _reload(self) -> bool:
-        start, old = time.perf_counter(), self._predictor.version
+        start, old = time.perf_counter(), self._version
         try:
             newer = await _in_thread(self._predictor.update, self._checkpoint)
         except Exception:
@@ -69,6 +69,7 @@ class Renewal:
         if newer:
             self._monitoring.reloads.labels("done").inc()
             version, path = self._predictor.version, self._predictor.path
+            self._version = version
             self._monitoring.version.info({"version": version})
             seconds = time.perf_counter() - start
             logger.info(
