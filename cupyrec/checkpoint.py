@@ -39,7 +39,7 @@ from cupyrec.checkpoint_files import (
     write_file,
     write_manifest,
 )
-from cupyrec.checkpoint_fits import check_fits, check_states, states
+from cupyrec.checkpoint_fits import check_fits, check_states, parameters, states
 from cupyrec.checkpoint_shards import (
     CANDIDATES,
     ShardWriter,
@@ -328,10 +328,7 @@ def _load_dense(
     model: Module,
     optimizer: Optimizer | None,
 ) -> None:
-    prefix = "parameter/"
-    model.load_state_dict(
-        {key.removeprefix(prefix): a for key, a in dense.items() if key.startswith(prefix)}
-    )
+    model.load_state_dict(parameters(dense))
     if optimizer is not None:
         for key, view in states(model, optimizer).items():
             view[...] = arrays.copy_to(arrays.namespace("checkpoint.load", view), dense[key])

@@ -14,7 +14,7 @@ from cupyrec.embedding import LIFE
 from cupyrec.nn import Module
 from cupyrec.optim import Optimizer
 
-__all__ = ["check_fits", "check_states", "states"]
+__all__ = ["check_fits", "check_states", "parameters", "states"]
 
 
 def check_fits(
@@ -113,6 +113,18 @@ def check_states(
     for name in sorted(wanted ^ saved)[:1]:
         what = f"have {name}, got no" if name in wanted else f"not have {name}, got"
         raise ValueError(f"checkpoint.load: '{path}' must {what} such state.")
+
+
+def parameters(dense: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return a model's parameters and buffers, by name, of a checkpoint's dense arrays.
+
+    Examples
+    --------
+    >>> parameters({"parameter/w": np.ones(1), "optimizer/v/w": np.ones(1)})
+    {'w': array([1.])}
+    """
+    prefix = "parameter/"
+    return {key.removeprefix(prefix): a for key, a in dense.items() if key.startswith(prefix)}
 
 
 def states(model: Module, optimizer: Optimizer | None) -> dict[str, np.ndarray]:

@@ -124,7 +124,9 @@ def test_requests_that_are_refused(ask, content, headers, status, said):
 
 def test_a_failure_stands_in_the_log_alone(server, ask):
     infer(ask, (3000, 1))
-    assert "RuntimeError: asked to fail" in server.check_says(r"(?s)computing.*asked to fail")[0]
+    told = server.check_says(r"(?s)a request failed\n(.*?RuntimeError: asked to fail)")[1]
+    assert "stand_in.py" in told  # the traceback goes down to where it was raised
+    assert told.count("Traceback") == 1
 
 
 @pytest.mark.parametrize("binary", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
-import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -16,8 +15,6 @@ import numpy as np
 from cupyrec.ragged import Bags
 
 __all__ = ["Batcher", "Full", "Gone"]
-
-logger = logging.getLogger("cupyrec")
 
 _Compute = Callable[[Any, Any], tuple[np.ndarray, str]]
 
@@ -187,7 +184,6 @@ class Batcher:
         except Exception as error:
             if len(batch) > 1:
                 return [self._outcomes([one])[0] for one in batch]
-            logger.exception("computing %d rows failed", len(batch[0].dense))
             return [error]
         ends = [*itertools.accumulate(len(one.dense) for one in batch)]
         return [

@@ -15,11 +15,12 @@ from safetensors import numpy as safetensors
 from cupyrec.checkpoint_checks import check, check_share, share_of
 from cupyrec.checkpoint_deltas import Link, links
 from cupyrec.checkpoint_files import check_files, manifest_crc32
+from cupyrec.checkpoint_fits import parameters
 from cupyrec.checkpoint_shards import DELETED, served_groups, shard_files
 from cupyrec.ops.partition import owners, shards_of
 from cupyrec.parallel import Communicator
 
-__all__ = ["Chain", "near", "parameters"]
+__all__ = ["Chain", "near"]
 
 
 class Chain(NamedTuple):
@@ -185,15 +186,3 @@ def near(link: Link, name: str, ranks: Communicator, tables: np.ndarray, ids: np
             check_files(link.folder, {file: told[file] for file in names if file in told})
         groups.append(entry | {"shards": [*shards.values()]})
     return link._replace(manifest=link.manifest | {"groups": groups})
-
-
-def parameters(dense: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return a model's parameters and buffers, by name, of what `Chain.checked` returns.
-
-    Examples
-    --------
-    >>> parameters({"parameter/w": np.ones(1), "optimizer/v/w": np.ones(1)})
-    {'w': array([1.])}
-    """
-    prefix = "parameter/"
-    return {key.removeprefix(prefix): a for key, a in dense.items() if key.startswith(prefix)}

@@ -14,7 +14,7 @@ import numpy as np
 
 from cupyrec import arrays, random
 from cupyrec.checkpoint_deltas import changes, take_rows
-from cupyrec.checkpoint_fits import check_fits
+from cupyrec.checkpoint_fits import check_fits, parameters
 from cupyrec.checkpoint_reshard import chosen
 from cupyrec.checkpoint_shards import catch_up_history, served_groups
 from cupyrec.data import Schema
@@ -22,7 +22,7 @@ from cupyrec.embedding import CachedSSD, Group, InitialVectors, Rows, Tables, Ti
 from cupyrec.from_settings import build_model, keep_tables
 from cupyrec.nn import Module
 from cupyrec.ops.partition import owners
-from cupyrec.serving.chain import Chain, near, parameters
+from cupyrec.serving.chain import Chain, near
 from cupyrec.serving.unseen import DefaultRows, initial_vectors
 
 __all__ = ["Rules", "ServedModel", "Update", "nearest", "without_rows"]
