@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import threading
+import time
 
 import pytest
 
@@ -94,3 +96,27 @@ def test_watching_tells_what_is_wrong_once(caplog):
     failed = [r.exc_info[1].args[0] for r in caplog.records if r.levelno == logging.ERROR]
     assert failed == ["ours"]
     assert predictor.version == "v10"
+
+
+def test_what_is_refused_slowly_is_not_looked_at_all_the_time():
+    times = []
+
+    class Slow(Updated):
+        def update(self, checkpoint):
+            times.append(time.perf_counter())
+            time.sleep(0.1)
+            return super().update(checkpoint)
+
+    predictor = Slow(OSError("damaged"), OSError("damaged"), True, False, False)
+    predictor.may.release(5)
+
+    async def watch():
+        watching = asyncio.create_task(Renewal(predictor, "run", Monitoring()).watch(0.001))
+        while predictor.asked < 5:
+            await asyncio.sleep(0.01)
+        watching.cancel()
+
+    asyncio.run(watch())
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    assert min(pauses[:2]) >= 1.0
+    assert sum(pauses[2:]) < sum(pauses[:2])

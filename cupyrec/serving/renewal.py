@@ -18,6 +18,8 @@ __all__ = ["REFUSED", "Renewal"]
 
 logger = logging.getLogger("cupyrec")
 
+_PAUSE = 9  # times as long as it took to refuse a checkpoint
+
 #: What is wrong with a checkpoint, or with another rank's share of it.
 REFUSED = ValueError, TypeError, OSError, MemoryError, OtherRankError
 
@@ -94,10 +96,15 @@ class Renewal:
         self._told = told
 
     async def watch(self, seconds: float) -> None:
-        """Look again and again, after as many seconds each."""
+        """Look again and again, after as many seconds each; but what is refused may be a terabyte,
+        so that it is read for a tenth of the time at most."""
+        pause = seconds
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(pause)
+            start = time.perf_counter()
             await self.reload_and_log()
+            took = time.perf_counter() - start
+            pause = max(seconds, _PAUSE * took) if self._told else seconds
 
 
 def _in_thread(work: Callable[[Any], bool], argument: Any) -> asyncio.Future:
