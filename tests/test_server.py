@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from stand_in import body, serving
+from stand_in import StandIn, body, serving
 
-from cupyrec.serving.server import bind
+from cupyrec.serving.server import bind, run
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "chaos_serving.py"
 INFER = "/v2/models/sums/infer"
@@ -317,3 +317,14 @@ def test_addresses_that_are_none():
             bind(host, port)
     with pytest.raises(OSError, match=r"'nowhere\.invalid:80'"):
         bind("nowhere.invalid", 80)
+
+
+def test_of_two_servers_bound_before_either_listens_the_second_is_refused(tmp_path):
+    file = tmp_path / "checkpoint"
+    file.write_text("v1")
+    with bind("127.0.0.1", 0) as one:
+        host, port = one.getsockname()
+        with bind(host, port) as other:
+            one.listen()
+            with pytest.raises(OSError, match=rf"Address already in use: '{host}:{port}'"):
+                run(StandIn(file), file, other)

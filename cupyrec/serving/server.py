@@ -251,6 +251,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
+def _listen(listening: socket.socket, backlog: int) -> str:
+    """The address, which is taken now: another server may have been bound to it, too, and have
+    begun to listen since; uvloop would not say so."""
+    host, port = listening.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        listening.listen(backlog)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, address) from None
+    return address
+
+
 def run(
     predictor: Any,
     checkpoint: str | os.PathLike[str],
@@ -302,6 +314,11 @@ def run(
     int
         0, or 1 if requests had to be cut off.
 
+    Raises
+    ------
+    OSError
+        Another server has begun to listen at the address since `bind`.
+
     Examples
     --------
     >>> from cupyrec.serving.predictor import Predictor  # doctest: +SKIP
@@ -323,9 +340,8 @@ def run(
         timeout_graceful_shutdown=drain, backlog=max_connections,
     )  # fmt: skip
     config.timeout, config.max_connections = timeout, max_connections
-    host, port = listening.getsockname()[:2]
-    host = f"[{host}]" if ":" in host else host
-    told = f"serving {name} version {predictor.version} at http://{host}:{port}"
+    address = _listen(listening, max_connections)
+    told = f"serving {name} version {predictor.version} at http://{address}"
     _Server(config, app, told).run(sockets=[listening])
     if app.cut_off:
         logger.warning("cut off %d requests after %g seconds", app.cut_off, drain)
