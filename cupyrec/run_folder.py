@@ -30,6 +30,7 @@ __all__ = ["RunFolder", "json_line"]
 logger = logging.getLogger("cupyrec")
 
 _LOCK = ".lock"
+_BEGUN = {"config.toml", "data.json"}  # what there is before the first metrics or checkpoint
 _OURS = ("config.toml", "data.json", "metrics.jsonl", "last", "best", "report.html")
 
 
@@ -60,7 +61,8 @@ class RunFolder:
     Raises
     ------
     FileExistsError
-        The folder is not empty, and neither `resume` nor `overwrite` is given.
+        The folder is not empty, and neither `resume` nor `overwrite` is given. One in which a run
+        has failed before its first metrics counts as empty.
     BlockingIOError
         Another process writes there.
     OtherRankError
@@ -105,9 +107,9 @@ class RunFolder:
         for link in (self.last, self.best):
             if link.exists() and not link.is_symlink():
                 raise ValueError(f"RunFolder: '{link}' must be a link, got a file or folder.")
-        entries = list(self.path.iterdir()) if self.path.exists() else []
-        entries = [entry for entry in entries if entry.name != _LOCK]
-        if entries and not (resume or overwrite):
+        entries = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
+        entries -= {_LOCK}
+        if entries and entries != _BEGUN and not (resume or overwrite):
             raise FileExistsError(
                 f"RunFolder: '{path}' must be empty unless a run is resumed or overwritten, "
                 f"got {len(entries)} entries."

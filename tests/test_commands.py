@@ -429,3 +429,12 @@ def test_training_without_out_says_that_nothing_is_kept(logs, capsys, caplog):
     assert "train: --out must name a folder, got ''.\n" in capsys.readouterr().err
     assert trial.command("train", *logs) == 0
     assert "without --out neither model nor metrics are kept" in caplog.messages
+
+
+def test_a_run_that_failed_at_its_first_line_may_be_tried_again(logs, tmp_path, capsys):
+    wrong, out = tmp_path / "wrong.tsv", tmp_path / "run"
+    wrong.write_text("1\n")
+    assert trial.train(logs, out, "--train", wrong) == 1
+    assert "line 1" in capsys.readouterr().err
+    assert (out / "config.toml").exists()
+    assert trial.train(logs, out) == 0

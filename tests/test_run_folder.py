@@ -134,6 +134,18 @@ def test_a_full_folder_is_refused_overwritten_or_resumed(tmp_path):
         RunFolder(run.path / "notes.txt", overwrite=True)
 
 
+def test_a_folder_of_a_run_that_failed_at_once_counts_as_empty(tmp_path):
+    for name in ("config.toml", "data.json"):
+        (tmp_path / name).touch()
+    RunFolder(tmp_path).log(step=1)
+    with pytest.raises(FileExistsError, match=r"got 3 entries\.$"):
+        RunFolder(tmp_path)
+    (tmp_path / "data.json").unlink()
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(FileExistsError, match=r"got 1 entries\.$"):
+        RunFolder(tmp_path)  # of which this may be somebody's own
+
+
 def test_a_save_that_fails_leaves_the_links_and_no_rubbish(tmp_path, monkeypatch):
     model, optimizer = small()
     run = RunFolder(tmp_path)
