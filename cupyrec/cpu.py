@@ -160,7 +160,7 @@ _serial_lock, _serial, _before = threading.Lock(), 0, ()  # of `serial_blas`
 
 @functools.cache  # once
 def _say_compiling() -> None:
-    logger.info("compiling CPU loops, each once for this installation: at first a minute")
+    logger.info("compiling CPU loops new to this installation: up to a minute")
 
 
 class _Compiling(event.Listener):

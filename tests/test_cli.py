@@ -144,7 +144,7 @@ def test_a_broken_package_is_a_sentence(source, told, tmp_path):
 
 
 #: At the first use of loops that have changed.
-COMPILING = "compiling CPU loops, each once for this installation: at first a minute\n"
+COMPILING = "compiling CPU loops new to this installation: up to a minute\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
