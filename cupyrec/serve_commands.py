@@ -30,17 +30,24 @@ __all__ = ["serve"]
 def serve(options: argparse.Namespace) -> int:
     """Serve a checkpoint by the flags of ``cupyrec serve``; return the exit code."""
     ranks = world()  # from here on what is wrong is told once
-    if options.name is not None and not re.fullmatch(r"[\w.-]+", options.name, re.ASCII):
-        raise UsageError(f"serve: --name must be letters, digits, _ . -, got '{options.name}'.")
+    if options.name is not None and not re.fullmatch(r"(?!\.+$)[\w.-]+", options.name, re.ASCII):
+        raise UsageError(
+            f"serve: --name must be letters, digits, _ . -, not dots alone, got '{options.name}'."
+        )
     if options.tables is not None and options.tier != "cached_ssd":
         raise UsageError(f"serve: --tables must come with --tier cached_ssd, got {options.tier}.")
     if options.cache_mb is not None and options.tier == "memory":
         raise UsageError("serve: --cache-mb must come with a --tier that has a cache, got memory.")
+    max_body = int(options.max_body * 2**20)
+    if not max_body:
+        raise UsageError(f"serve: --max-body must be at least a byte, got {options.max_body:g} MB.")
     set_device(options)
     if not options.threads and ranks.rank == 0:  # a core for the thread that reads requests
         cupyrec.set_num_threads(max(1, cupyrec.num_threads() - 1))
     with contextlib.ExitStack() as stack:
         if ranks.rank == 0:
+            before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it serves, and at the end
+            stack.callback(signal.signal, signal.SIGHUP, before)
             stack.enter_context(interruption.ending())
             listening = stack.enter_context(bind(options.host, options.port))
         else:
@@ -59,7 +66,7 @@ def serve(options: argparse.Namespace) -> int:
         return run(
             predictor, options.checkpoint, listening,
             name=options.name, max_batch=options.max_batch, max_delay=options.max_delay / 1e3,
-            max_queue=options.max_queue, max_body=int(options.max_body * 2**20),
+            max_queue=options.max_queue, max_body=max_body,
             max_connections=options.max_connections, timeout=options.timeout,
             drain=options.drain, watch=options.watch, access_log=options.access_log,
         )  # fmt: skip

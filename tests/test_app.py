@@ -93,6 +93,7 @@ def test_what_is_told(ask, path, said):
         ("POST", "/v2/repository/models/x/load", 404, "model: must be 'sums', got 'x'."),
         ("POST", "/v2/repository/models/sums/unload", 404, "path: must be one of the Open"),
         ("GET", "/v2/models/%2e%2e%2fetc", 404, "path: must be one of the Open"),
+        ("POST", "/v2/models/sums/infer/", 404, "path: must be one of the Open"),
     ],
 )
 def test_paths_that_are_none(ask, method, path, status, said):

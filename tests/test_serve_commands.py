@@ -178,6 +178,8 @@ def test_a_run_that_goes_on_is_followed_without_a_failed_answer(run, tmp_path):
     ("words", "code", "said"),
     [
         (["--name", "a/b"], 2, "serve: --name must be letters, digits"),
+        (["--name", ".."], 2, "serve: --name must be letters, digits, _ . -, not dots alone"),
+        (["--max-body", "1e-9"], 2, "serve: --max-body must be at least a byte, got 1e-09 MB."),
         (["--tables", "x"], 2, "serve: --tables must come with --tier cached_ssd, got memory."),
         (["--cache-mb", "5"], 2, "serve: --cache-mb must come with a --tier that has a cache"),
         (["--port", "65536"], 2, "must be an integer of 0 to 65535, got '65536'"),
@@ -201,8 +203,9 @@ def test_what_is_no_checkpoint(tmp_path, capsys):
     assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_packages_that_are_missing_are_told(run):
-    program = "import sys; sys.modules['uvicorn'] = None; from cupyrec import cli; "
+@pytest.mark.parametrize("package", ["uvicorn", "uvloop", "orjson"])
+def test_packages_that_are_missing_are_told(run, package):
+    program = f"import sys; sys.modules[{package!r}] = None; from cupyrec import cli; "
     program += f"sys.exit(cli.main(['serve', {str(run / 'run')!r}]))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
@@ -210,9 +213,31 @@ def test_packages_that_are_missing_are_told(run):
     )
     assert ended.returncode == 1
     assert ended.stderr == (
-        "cupyrec: serve: the package 'uvicorn' must be installed, by: "
+        f"cupyrec: serve: the package '{package}' must be installed, by: "
         "pip install 'cupyrec[serve]'.\n"
     )
+
+
+def test_sighup_before_it_serves_ends_nothing(run):
+    program = """
+import os, signal, sys
+from cupyrec import cli, serve_commands
+made = serve_commands.Predictor
+def reading(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return made(*arguments, **options)
+serve_commands.Predictor = reading
+sys.exit(cli.main(sys.argv[1:]))
+"""
+    words = ["serve", str(run / "run"), "--port", "0", "--device", "cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    with process:
+        assert any(" at http://" in line for line in iter(process.stderr.readline, ""))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 def test_refusals_of_requests_name_rows_and_columns(run):

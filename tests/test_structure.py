@@ -47,7 +47,7 @@ IN_ONE_PLACE = {
     "nvrtc": {"cuda", "cupy"},
     "parallel": {"mpi4py"},
     "report": {"matplotlib"},
-    "serving": {"orjson", "prometheus_client", "simdjson", "starlette", "uvicorn"},
+    "serving": {"orjson", "prometheus_client", "simdjson", "starlette", "uvicorn", "uvloop"},
     "tensorboard": {"tensorboardX"},
 }
 COMMANDS = {"cli", "commands", "checkpoint_commands", "data_commands", "doctor", "plan_commands"}

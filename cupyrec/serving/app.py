@@ -116,6 +116,7 @@ class App:
             exception_handlers={HTTPException: _told, Exception: _failed},
             lifespan=self._lifespan,
         )
+        self._others.router.redirect_slashes = False  # to where the client says that we are
 
     def warm_up(self) -> None:
         """Predict a row, by which loops are compiled: the first request shall not wait for that."""

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+import uvloop  # noqa: F401  # uvicorn would miss it only once the checkpoint is read
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cupyrec.serving.app import App, error_body
