@@ -1,6 +1,7 @@
 """JSON by two readers that must agree: lists of numbers as arrays, all else as orjson has it."""
 
 import json
+import time
 
 import numpy as np
 import orjson
@@ -26,6 +27,7 @@ def long():
     """Take texts of any length for long ones."""
     patch = pytest.MonkeyPatch()
     patch.setattr(json_numbers, "_SHORT", -1)
+    patch.setattr(json_numbers, "_FEW", 0)
     yield
     patch.undo()
 
@@ -65,6 +67,28 @@ def test_numbers_come_as_arrays(data, dtype):
 )
 def test_other_lists_stay_lists(data):
     assert loads(json.dumps({"data": data}).encode()) == {"data": data}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b'{"data": [1], "data": [2]}', b'{"data": {"a": 1, "a": 2}}', b'[{"b": [1], "b": [2, 3]}]'],
+)
+def test_of_names_that_are_there_twice_the_last_one_holds(text):
+    assert plain(loads(text)) == plain(orjson.loads(text))
+
+
+def test_many_names_are_read_in_linear_time():
+    said = {str(number): 1 for number in range(100_000)}
+    start = time.monotonic()
+    assert loads(json.dumps(said).encode()) == said
+    assert time.monotonic() - start < 10  # each looked for from the first one on takes a minute
+
+
+def test_many_lists_are_left_to_orjson(monkeypatch):
+    monkeypatch.setattr(json_numbers, "_FEW", 64)
+    text = b'{"data": [' + b"[1], " * 5000 + b"[1]]}"
+    assert type(loads(text)["data"]) is list
+    assert type(loads(b'{"data": [' + b"1, " * 5000 + b"1]}")["data"]) is not list
 
 
 @pytest.mark.parametrize(
