@@ -300,10 +300,10 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
     add("--device", choices=["cpu", "cuda"], help=about)
 
 
-def _add_device(command: argparse.ArgumentParser) -> None:
+def _add_device(command: argparse.ArgumentParser, threads: str = "all cores") -> None:
     about = "cpu, cuda, or sim to check kernels; cuda by default where there is a GPU, else cpu"
     command.add_argument("--device", choices=["cpu", "cuda", "sim"], help=about)
-    about = "all cores by default; any number gives the same bits"
+    about = f"{threads} by default; any number gives the same bits"
     command.add_argument("--threads", type=_positive, metavar="N", help=about)
 
 
@@ -315,7 +315,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", metavar="A", help=about)
     add("--port", type=_port, default=8000, metavar="N", help="by default 8000; 0: any free one")
     add("--name", metavar="M", help="the model's in paths; by default its own")
-    _add_device(command)
+    _add_device(command, threads="all cores but one, for requests,")
     tiers = ["memory", "cached_host", "cached_ssd"]
     add("--tier", choices=tiers, default="memory", help="where rows lie; see docs/stores.md")
     add("--cache-mb", type=_number, metavar="MB", help="of the cache of such a tier; by default 64")
@@ -332,7 +332,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     add("--max-queue", type=_positive, default=16384, metavar="B", help=about)
     add("--max-body", type=_number, default=16.0, metavar="MB", help="of a request; by default 16")
     add("--max-connections", type=_positive, default=512, metavar="N", help="by default 512")
-    about = "in which a client must send a request, take its answer, begin another; by default 30"
+    about = "seconds for a client to send a request, take its answer, begin another; by default 30"
     add("--timeout", type=_seconds, default=30.0, metavar="S", help=about)
     about = "seconds at the end for requests under way; by default 30"
     add("--drain", type=_number, default=30.0, metavar="S", help=about)
