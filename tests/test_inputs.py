@@ -1,5 +1,7 @@
 """Tensors to what a model takes: as data frames do it, or made ready."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -126,6 +128,12 @@ def test_columns_that_are_none(name, tensor, said):
     with pytest.raises((ValueError, TypeError)) as told:
         inputs().arrays(tensors(**{name: tensor, "age": Tensor("FP64", (4,), [1e39] * 4)}))
     assert said in str(told.value)
+
+
+def test_columns_of_another_schema_are_told_both_forms():
+    rule = "inputs: must be columns of the schema or dense, ids, got 'zip'."
+    with pytest.raises(ValueError, match=f"^{re.escape(rule)}$"):
+        inputs().arrays({"zip": IDS})
 
 
 def test_a_column_that_is_missing():

@@ -99,8 +99,10 @@ class Inputs:
         needed = ["dense"] * bool(self.num_dense) + ["ids"] * bool(self.num_tables)
         needed += ["lengths"] * self.has_bags
         if inputs.keys() != {*needed}:
-            ways = " or the schema's columns" if self._columns else ""
-            raise ValueError(f"inputs: must be {', '.join(needed)}{ways}, got {_names(inputs)}.")
+            ready, got = ", ".join(needed), _names(inputs)
+            if self._columns:
+                raise ValueError(f"inputs: must be columns of the schema or {ready}, got {got}.")
+            raise ValueError(f"inputs: must be {ready}, got {got}.")
         dense = ids = None
         if self.num_dense:
             dense = _two("dense", numbers_of("dense", inputs["dense"]), self.num_dense)
