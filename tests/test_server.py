@@ -260,6 +260,21 @@ def test_what_is_under_way_is_answered(tmp_path, number):
         assert server.code() == 0
 
 
+def test_connections_that_the_system_has_made_are_taken(tmp_path):
+    with serving(tmp_path) as one:
+        one.send(signal.SIGSTOP)
+        connections = [connect(one) for _ in range(20)]
+        for connection in connections:
+            connection.sendall(GOOD)
+        time.sleep(0.3)
+        one.send(signal.SIGTERM)
+        one.send(signal.SIGCONT)
+        for connection in connections:
+            with connection:
+                assert answer(connection)[0] == b"HTTP/1.1 200 OK\r\n"
+        assert one.code() == 0
+
+
 def test_a_second_signal_ends_at_once(tmp_path):
     with serving(tmp_path) as server:
         thread, answers = begun(server, 20)

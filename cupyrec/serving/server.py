@@ -13,6 +13,7 @@ import gc
 import http
 import logging
 import os
+import select
 import signal
 import socket
 import threading
@@ -182,6 +183,17 @@ class _Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.cut_if_late(self.config.timeout)
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End, but take first the connections that the system has made already."""
+        waiting = select.poll()
+        for listening in sockets or []:
+            waiting.register(listening, select.POLLIN)
+        for _ in range(self.config.backlog):  # in each turn of the loop it takes one
+            if not waiting.poll(0):
+                break
+            await asyncio.sleep(0)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
