@@ -125,6 +125,8 @@ def dtype(where: str, name: str, array: Any, *allowed: Any) -> None:
         ...
     TypeError: f: 'ids' must be int64, got float64.
     """
+    if not hasattr(array, "dtype"):
+        raise TypeError(f"{where}: '{name}' must be an array, got {type(array).__name__}.")
     if array.dtype not in [np.dtype(d) for d in allowed]:
         names = " or ".join(np.dtype(d).name for d in allowed)
         raise TypeError(f"{where}: '{name}' must be {names}, got {array.dtype}.")

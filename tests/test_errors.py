@@ -40,6 +40,8 @@ def test_dtype():
         errors.dtype("f", "x", np.zeros(2, np.int64), np.float32, np.float64)
     with pytest.raises(TypeError, match=oracle.sentence("f: 'x' must be int64, got >i8.")):
         errors.dtype("f", "x", np.zeros(2, ">i8"), np.int64)  # the loops read native bytes
+    with pytest.raises(TypeError, match=r"f: 'x' must be an array, got list\."):
+        errors.dtype("f", "x", [1.0], np.float32)
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int32(7), np.uint8(7), 2**40])

@@ -201,6 +201,20 @@ def test_what_was_read_is_taken_though_its_files_are_gone(chain, tmp_path):
             assert (answers(predictor) == answer).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "text"),
+    [
+        ("model", "dlrm", "'model' must be a Module, got str."),
+        ("model", nn.MultiTableEmbedding, "'model' must be a Module, got type."),
+        ("schema", {}, "'schema' must be a Schema, got dict."),
+        ("tier", "cached_ssd", "'tier' must be a Tier, got str."),
+    ],
+)
+def test_arguments_of_another_type(chain, name, given, text):
+    with pytest.raises(TypeError, match=sentence(f"Predictor: {text}")):
+        Predictor(chain[0], **{"model": model_of()} | {name: given})
+
+
 def test_an_update_read_before_another_is_not_taken(chain):
     with Predictor(chain[0], model=model_of()) as predictor:
         staged = predictor.read(chain[1])

@@ -41,6 +41,7 @@ def test_the_last_word_about_a_default_row_holds():
     [
         ("mean", ValueError, "'unseen' must be 'initial', 'zero' or an id, got 'mean'."),
         (1.5, TypeError, "an id or one of each table, got 1.5."),
+        (np.array(3), TypeError, "an id or one of each table, got array"),
         (True, TypeError, "an id or one of each table, got True."),
         ([1, None], TypeError, "an id or one of each table, got None."),
         (2**63, ValueError, "must be an id of 64 bits"),

@@ -67,7 +67,7 @@ class Predictor:
         There is no such checkpoint, it is damaged or of another model, a vector is more than
         `dtype` holds, a default id has no row, or an argument is none of those above.
     TypeError
-        `unseen` is neither text nor ids.
+        `model`, `schema` or `tier` is something else, or `unseen` neither text nor ids.
 
     Examples
     --------
@@ -93,6 +93,9 @@ class Predictor:
         unseen: Any = "initial",
     ) -> None:
         self._on_gpu = arrays.current_gpu(device)
+        _check_type("model", model, "a Module", Module)
+        _check_type("schema", schema, "a Schema", Schema)
+        _check_type("tier", tier, "a Tier", Tier)
         template = None if model is None else without_rows(model).to("cpu")
         tier = Memory() if tier is None else tier
         self._rules = Rules(device, tier, dtype, check_unseen(unseen), template, schema)
@@ -354,6 +357,11 @@ class Predictor:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def _check_type(name: str, given: Any, told: str, kind: Any) -> None:
+    if given is not None and not isinstance(given, kind):
+        raise TypeError(f"Predictor: '{name}' must be {told}, got {type(given).__name__}.")
 
 
 def check_agreed(path: str | os.PathLike, versions: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ def check_unseen(unseen: Any) -> Any:
                 f"Predictor: 'unseen' must be 'initial', 'zero' or an id, got '{unseen}'."
             )
         return unseen
-    many = isinstance(unseen, (list, tuple, np.ndarray))
+    many = isinstance(unseen, (list, tuple)) or (isinstance(unseen, np.ndarray) and unseen.ndim)
     for one in unseen if many else [unseen]:
         if isinstance(one, bool) or not isinstance(one, (int, np.integer)):
             raise TypeError(
