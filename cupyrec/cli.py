@@ -300,10 +300,10 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
     add("--device", choices=["cpu", "cuda"], help=about)
 
 
-def _add_device(command: argparse.ArgumentParser, threads: str = "all cores") -> None:
+def _add_device(command: argparse.ArgumentParser) -> None:
     about = "cpu, cuda, or sim to check kernels; cuda by default where there is a GPU, else cpu"
     command.add_argument("--device", choices=["cpu", "cuda", "sim"], help=about)
-    about = f"{threads} by default; any number gives the same bits"
+    about = "all cores by default; any number gives the same bits"
     command.add_argument("--threads", type=_positive, metavar="N", help=about)
 
 
@@ -315,7 +315,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", metavar="A", help=about)
     add("--port", type=_port, default=8000, metavar="N", help="by default 8000; 0: any free one")
     add("--name", metavar="M", help="the model's in paths; by default its own")
-    _add_device(command, threads="all cores but one, for requests,")
+    _add_device(command)
     tiers = ["memory", "cached_host", "cached_ssd"]
     add("--tier", choices=tiers, default="memory", help="where rows lie; see docs/stores.md")
     add("--cache-mb", type=_number, metavar="MB", help="of the cache of such a tier; by default 64")

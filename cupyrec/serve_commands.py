@@ -8,7 +8,6 @@ import re
 import signal
 import tempfile
 
-import cupyrec
 from cupyrec import config, interruption
 from cupyrec.cli import UsageError
 from cupyrec.device_flags import log_device, set_device
@@ -42,8 +41,6 @@ def serve(options: argparse.Namespace) -> int:
     if not max_body:
         raise UsageError(f"serve: --max-body must be at least a byte, got {options.max_body:g} MB.")
     set_device(options)
-    if not options.threads and ranks.rank == 0:  # a core for the thread that reads requests
-        cupyrec.set_num_threads(max(1, cupyrec.num_threads() - 1))
     with contextlib.ExitStack() as stack:
         if ranks.rank == 0:
             before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it serves, and at the end
