@@ -55,7 +55,7 @@ ELSEWHERE = {
     "bench_plan.py", "store_cases.py",
     "accuracy_gate.py", "auc_parity.py", "bench_data.py", "bench_exchange.py",
     "bench_exchange_ranks.py", "bench_life.py", "bench_peer_deepctr.py", "bench_peer_rocksdb.py",
-    "bench_stores.py",
+    "bench_stores.py", "bench_serving.py", "bench_peer_fastapi.py",
     "chaos_stores.py", "gpu_ranks.py",
 }  # fmt: skip
 
