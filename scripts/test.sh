@@ -8,8 +8,9 @@ install docs,plot,serve,tensorboard,test,sim,mpi
 .venv/bin/ruff check
 .venv/bin/ruff format --check
 find kernels -name '*.cu' -o -name '*.cuh' | xargs -r .venv/bin/clang-format --dry-run -Werror
-# A file stays with one process: its fixtures are made once.
-.venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile "$@"
+# A file stays with one process: its fixtures are made once. There is a process more than cores, since
+# many tests wait for servers and ranks that they start.
+.venv/bin/python -m pytest -q -n "$(($(nproc) + 1))" --maxprocesses 4 --dist loadfile "$@"
 
 if (($# == 0)); then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
