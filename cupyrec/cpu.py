@@ -258,48 +258,56 @@ def _await_sum(flags, total):
 class _Job:
     """What the calling thread does with others that come in time.
 
-    The queue tells that a helper is done, and publishes what it wrote; the flags only shorten the
-    wait for it.
+    A flag tells that a helper is done; under the GIL it also publishes what that one wrote. The
+    queue wakes up a caller that sleeps.
     """
 
     def __init__(self, work: Callable[[], None], helpers: int) -> None:
-        self._work, self._claims = work, iter(range(helpers))  # next() is atomic under the GIL
+        self._work: Callable[[], None] | None = work
+        self._claims = iter(range(helpers))  # next() is atomic under the GIL
         self._contexts = [contextvars.copy_context() for _ in range(helpers)]
-        self._flags, self._errors = np.zeros(helpers, np.int64), queue.SimpleQueue()
+        self._errors: list[BaseException | None] = [None] * helpers
+        self._flags, self._done = np.zeros(helpers, np.int64), queue.SimpleQueue()
+        self._unclaimed: list[int] = []
 
     def help(self) -> None:
         """Work, unless the job is over."""
         claim = next(self._claims, None)
         if claim is None:
             return
-        error = None
         try:
             self._contexts[claim].run(self._work)
         except BaseException as raised:
-            error = raised
+            self._errors[claim] = raised
         self._flags[claim] = 1
-        self._errors.put(error)
-        del error  # whose traceback has this frame, and that what the work holds
+        self._done.put(None)
 
     def finish(self) -> None:
-        """Wait for those who have begun, and raise their first error; nobody begins any more."""
-        begun = len(self._contexts) - len(list(self._claims))
-        if begun:
-            _await_sum(self._flags, begun)
-        errors: list[BaseException | None] = []
+        """Wait for those who have begun, and raise their first error; nobody begins any more.
+
+        An interrupt is raised when blocks are over, since they write. It may come between any two
+        steps: each is done whole or not at all, and may be done again.
+        """
         interrupt = None
-        while len(errors) < begun:
+        while True:
             try:
-                errors.append(self._errors.get())  # sleeps if it must
-            except KeyboardInterrupt as raised:  # when blocks are over, since they write
-                interrupt = raised
-        self._work = self._contexts = None  # who takes the job up later finds nothing to hold
-        error = interrupt or next(filter(None, errors), None)
+                self._unclaimed.extend(self._claims)
+                begun = len(self._flags) - len(self._unclaimed)
+                if begun:
+                    _await_sum(self._flags, begun)
+                while self._flags.sum() < begun:
+                    self._done.get()
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        raised = [error for error in (interrupt, *self._errors) if error is not None]
+        # Who takes the job up later finds nothing to hold.
+        self._work, self._contexts, self._errors = None, [], []
         try:
-            if error is not None:
-                raise error
+            if raised:
+                raise raised[0]
         finally:
-            del error, errors, interrupt  # as above
+            del raised, interrupt  # whose tracebacks have this frame
 
 
 class _Helpers:
@@ -377,11 +385,15 @@ def parallel(work: Callable[[int, int], object], n: int, block: int) -> None:
     if helpers == 0:
         return drain()
     job = _Job(drain, helpers)
-    _helpers.offer(job, helpers)
     try:
-        drain()
-    finally:
-        job.finish()
+        try:
+            _helpers.offer(job, helpers)
+            drain()
+        finally:
+            job.finish()
+    except KeyboardInterrupt:
+        job.finish()  # the interrupt may have come on the way there
+        raise
 
 
 @contextlib.contextmanager

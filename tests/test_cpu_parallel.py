@@ -214,24 +214,31 @@ def test_a_job_that_nobody_took_up_is_forgotten(threads):
     assert reference() is None
 
 
-def test_an_interrupt_comes_when_no_block_runs():
+@pytest.mark.parametrize("delays", [[0.1], np.linspace(0, 2e-3, 60)], ids=["asleep", "on the way"])
+def test_an_interrupt_comes_when_no_block_runs(delays):
+    """Wherever the caller is: at its block, on its way to wait, or asleep."""
     before, caller, meeting = cpu.num_threads(), threading.get_ident(), threading.Barrier(2)
-    written = [0]
+    written = []
 
-    def work(i, j):
+    def work(delay):
         meeting.wait(30)
         if threading.get_ident() != caller:
-            time.sleep(0.1)
-            os.kill(os.getpid(), signal.SIGINT)  # while the caller waits
-            for _ in range(10):
-                time.sleep(0.02)
-                written[0] += 1
+            until = time.perf_counter() + delay
+            while time.perf_counter() < until:
+                time.sleep(0)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)  # an impatient user
+            time.sleep(0.02)
+            written.append(delay)
 
     cpu.set_num_threads(2)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            cpu.parallel(work, 2, 1)
-        assert written == [10]
+        for delay in delays:
+            written.clear()
+            with pytest.raises(KeyboardInterrupt):
+                cpu.parallel(lambda i, j, delay=delay: work(delay), 2, 1)
+            assert written == [delay]
     finally:
         cpu.set_num_threads(before)
 
