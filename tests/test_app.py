@@ -108,6 +108,9 @@ def test_paths_that_are_none(ask, method, path, status, said):
         (body((1, 2)) | {"outputs": [{"name": "y"}]}, {}, 400, "'outputs': must be among"),
         (b"{", {}, 400, "body: must be JSON, got: "),
         (body(*[(1, 2)] * 101), {}, 413, "inputs: must have at most 100 rows, got 101."),
+        (body(*[(1, 1e39)] * 101), {}, 413, "inputs: must have at most 100 rows, got 101."),
+        (body((1, 1e39), (1, 2)), {}, 400, "input 'dense': must be finite numbers of 32 bits, got"),
+        (body((1, 2), ids=["a"]), {}, 400, "input 'ids': 'data' must be integers, got a string."),
         (b" " * 100_001, {}, 413, "body: must have at most 100000 bytes."),
         (body((1, 2)), {"Content-Encoding": "gzip"}, 415, "Content-Encoding: must be identity"),
         (b"{}", {"Inference-Header-Content-Length": "x"}, 400, "Inference-Header-Content-Length"),
@@ -198,6 +201,24 @@ def test_a_full_queue_says_try_again(server):
     for status, after, said in answers:
         if status == 503:
             assert (after, said["error"][-10:]) == ("1", "try again.")
+
+
+def test_a_batch_has_each_refused_for_its_own(server):
+    some = [body((n, 0.5)) for n in range(8)]
+    some[2] = body((1, 1e39), (2, 1e39))
+    some[5] = body((1, 1), ids=[1.5])
+    with concurrent.futures.ThreadPoolExecutor(9) as pool:
+        slow = pool.submit(asks, server, body((1000, 1)))
+        time.sleep(0.3)  # in which the others come to be one batch
+        answers = [one.result() for one in [pool.submit(asks, server, one) for one in some]]
+        assert slow.result()[0] == 200
+    refused = {n: answers[n] for n in (2, 5)}
+    assert [status for status, _, _ in refused.values()] == [400, 400]
+    assert refused[2][2]["error"].endswith("finite numbers of 32 bits, got 2 that are not.")
+    assert refused[5][2]["error"] == "input 'ids': 'data' must be integers, got a float."
+    for n in {*range(8)} - {*refused}:
+        assert answers[n][0] == 200
+        assert answers[n][2]["outputs"][0]["data"] == [n + 0.5]
 
 
 def test_newer_checkpoints(tmp_path):

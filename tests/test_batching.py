@@ -27,8 +27,14 @@ class Worker:
         self.may.release(times)
 
 
-def rows(count, value=1.0):
-    return np.full((count, 2), value, np.float32), np.zeros((count, 1), np.int64)
+def rows(count, value=1.0, form=None):
+    """A request of rows that have this value."""
+    return np.full((count, 2), value, np.float32), count, form
+
+
+def convert(inputs):
+    dense = np.concatenate(inputs)
+    return dense, np.zeros((len(dense), 1), np.int64)
 
 
 def tried(check, **options):
@@ -36,7 +42,7 @@ def tried(check, **options):
 
     async def run():
         worker = Worker()
-        batcher = Batcher(worker, **options)
+        batcher = Batcher(convert, worker, **options)
         try:
             await asyncio.wait_for(check(batcher, worker), 60)
         finally:
@@ -149,10 +155,10 @@ def test_a_full_queue():
 def test_rows_of_clients_that_are_gone_are_not_computed():
     async def check(batcher, worker):
         first = batcher.submit(*rows(1))
-        gone = batcher.submit(*rows(7), lambda: True)
+        gone = batcher.submit(*rows(7), is_gone=lambda: True)
         cancelled = batcher.submit(*rows(20))
         cancelled.cancel()
-        stays = batcher.submit(*rows(2), lambda: False)
+        stays = batcher.submit(*rows(2), is_gone=lambda: False)
         worker.go(10)
         await first
         assert len((await stays)[0]) == 2
@@ -177,6 +183,56 @@ def test_one_that_fails_takes_none_along():
     tried(check)
 
 
+def test_requests_of_one_form_are_converted_together():
+    async def check(batcher, worker):
+        converted = []
+
+        def kept(inputs):
+            converted.append([one[0, 0] for one in inputs])
+            return convert(inputs)
+
+        batcher._convert = kept
+        forms = "?ababc"
+        asked = [batcher.submit(*rows(1 + n % 2, n, form)) for n, form in enumerate(forms)]
+        asked.insert(4, batcher.submit(*rows(3, 9, "b"), is_gone=lambda: True))
+        worker.go(2)
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(outcomes.pop(4), Gone)
+        told = [values.ravel().tolist() for values, _ in outcomes]
+        assert told == [[2.0 * n] * (1 + n % 2) for n in range(6)]
+        assert converted == [[0], [1, 3], [2, 4], [5]]
+        assert worker.calls == [1, 8]
+
+    tried(check)
+
+
+def test_inputs_that_are_refused_take_none_along():
+    async def check(batcher, worker):
+        converted = []
+
+        def strict(inputs):
+            converted.append(len(inputs))
+            if any((one == 7).any() for one in inputs):
+                raise ValueError(f"7 among {len(inputs)}")
+            return convert(inputs)
+
+        batcher._convert = strict
+        asked = [batcher.submit(*rows(2, value)) for value in (0, 1, 7, 2, 7, 3)]
+        asked.append(batcher.submit(*rows(1, 4, "other")))
+        worker.go(2)
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert [str(outcomes.pop(n)) for n in (4, 2)] == ["7 among 1"] * 2
+        assert [values[0, 0] for values, _ in outcomes] == [0, 2, 4, 6, 8]
+        assert converted == [1, 5, 1, 1, 1, 1, 1, 1]
+        assert worker.calls == [2, 7]
+        assert (batcher.rows, batcher._busy) == (0, False)
+        with pytest.raises(ValueError, match="7 among 1"):
+            await batcher.submit(*rows(1, 7))
+        assert worker.calls == [2, 7]
+
+    tried(check)
+
+
 def test_bags_are_put_side_by_side():
     async def check(batcher, worker):
         seen = []
@@ -184,17 +240,23 @@ def test_bags_are_put_side_by_side():
         def compute(dense, ids):
             assert worker.may.acquire(timeout=30)
             seen.append(ids)
+            if len(ids) == 3 or 3 in ids.ids:
+                raise RuntimeError("three")
             return dense[:, :1], "v"
 
         batcher._compute = compute
+        batcher._convert = lambda bags: (np.zeros((len(bags), 1), np.float32), Bags.joined(bags))
         bags = [Bags(np.arange(n), np.array([0, 1, n]), 2) for n in (2, 3, 4)]
-        dense = np.zeros((1, 1), np.float32)
-        asked = [batcher.submit(dense, one) for one in bags]
+        asked = [batcher.submit(one, 1, form) for one, form in zip(bags, "abb", strict=True)]
+        asked.append(batcher.submit(bags[1], 1, "c"))
         worker.go(10)
-        await asyncio.gather(*asked)
-        assert [ids.shape for ids in seen] == [(1, 2), (2, 2)]
-        assert seen[1].ids.tolist() == [0, 1, 2, 0, 1, 2, 3]
-        assert seen[1].offsets.tolist() == [0, 1, 3, 4, 7]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert [isinstance(one, RuntimeError) for one in outcomes] == [False, False, True, False]
+        assert [ids.shape for ids in seen] == [(1, 2), (3, 2), (1, 2), (1, 2), (1, 2)]
+        assert seen[1].ids.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
+        assert seen[1].offsets.tolist() == [0, 1, 3, 4, 7, 8, 10]
+        assert [ids.ids.tolist() for ids in seen[2:]] == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2]]
+        assert [ids.offsets.tolist() for ids in seen[2:]] == [[0, 1, 3], [0, 1, 4], [0, 1, 3]]
 
     tried(check)
 
@@ -202,7 +264,7 @@ def test_bags_are_put_side_by_side():
 def test_closing_cancels_who_waits():
     async def run():
         worker = Worker()
-        batcher = Batcher(worker)
+        batcher = Batcher(convert, worker)
         asked = [batcher.submit(*rows(1)) for _ in range(2)]
         worker.go(1)
         batcher.close()

@@ -40,6 +40,15 @@ def tensors(rows=ROWS, **others):
     return {n: Tensor(TYPES[n], (len(v),), v) for n, v in rows.items()} | others
 
 
+def converted(model, *requests):
+    """The arrays of requests of one form, as a server makes them."""
+    measured = [model.measured(sent) for sent in requests]
+    assert len({form for _, form in measured}) == 1
+    dense, ids = model.arrays(requests)
+    assert len(dense) == len(ids) == sum(rows for rows, _ in measured)
+    return dense, ids
+
+
 def of_frame(columns, schema):
     (batch,) = Frame(pa.table(columns), schema, labels=False).batches(100)
     return batch
@@ -50,7 +59,7 @@ def test_columns_become_what_a_frame_makes_of_them(ndim):
     sent = tensors()
     if ndim == 2:
         sent = {n: t._replace(shape=(4, 1)) for n, t in sent.items()}
-    dense, ids = inputs().arrays(sent)
+    dense, ids = converted(inputs(), sent)
     batch = of_frame({n: pa.array(v, ARROW[TYPES[n]]) for n, v in ROWS.items()}, SCHEMA)
     np.testing.assert_array_equal(dense, batch.dense)
     np.testing.assert_array_equal(ids, batch.ids)
@@ -60,8 +69,8 @@ def test_columns_become_what_a_frame_makes_of_them(ndim):
 
 def test_labels_and_ignored_columns_may_be_there():
     more = {n: Tensor("INT64", (4,), [0, 1, 0, 1]) for n in ("click", "note")}
-    expected = inputs().arrays(tensors())
-    for a, b in zip(inputs().arrays(tensors(**more)), expected, strict=True):
+    expected = converted(inputs(), tensors())
+    for a, b in zip(converted(inputs(), tensors(**more)), expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -72,7 +81,7 @@ USER = Tensor("UINT64", (3,), [1, 2**63, 3])
 
 
 def check_bags(sent, tags):
-    _, bags = inputs(BAGS).arrays(sent)
+    _, bags = converted(inputs(BAGS), sent)
     expected = of_frame({"tags": tags, "user": pa.array([1, 2**63, 3], pa.uint64())}, BAGS).ids
     assert bags.num_fields == expected.num_fields
     np.testing.assert_array_equal(bags.ids, expected.ids)
@@ -106,7 +115,7 @@ def test_bags_of_any_lengths():
 def test_bags_that_are_none(sent, said):
     whole = {"tags": Tensor("BYTES", (3,), ["a"] * 3), "user": USER}
     with pytest.raises((ValueError, TypeError)) as told:
-        inputs(BAGS).arrays(whole | sent)
+        converted(inputs(BAGS), whole | sent)
     assert said in str(told.value)
 
 
@@ -126,21 +135,21 @@ def test_bags_that_are_none(sent, said):
 )
 def test_columns_that_are_none(name, tensor, said):
     with pytest.raises((ValueError, TypeError)) as told:
-        inputs().arrays(tensors(**{name: tensor, "age": Tensor("FP64", (4,), [1e39] * 4)}))
+        converted(inputs(), tensors(**{name: tensor, "age": Tensor("FP64", (4,), [1e39] * 4)}))
     assert said in str(told.value)
 
 
 def test_columns_of_another_schema_are_told_both_forms():
     rule = "inputs: must be columns of the schema or dense, ids, got 'zip'."
     with pytest.raises(ValueError, match=f"^{re.escape(rule)}$"):
-        inputs().arrays({"zip": IDS})
+        converted(inputs(), {"zip": IDS})
 
 
 def test_a_column_that_is_missing():
     sent = tensors()
     del sent["city"]
     with pytest.raises(ValueError, match="inputs: must have the column 'city' of the schema, got"):
-        inputs().arrays(sent)
+        converted(inputs(), sent)
 
 
 DENSE, IDS = Tensor("FP32", (2, 2), [1, 2, 3, 4]), Tensor("INT64", (2, 3), [1, 2, 3, 4, 5, 6])
@@ -149,29 +158,34 @@ DENSE, IDS = Tensor("FP32", (2, 2), [1, 2, 3, 4]), Tensor("INT64", (2, 3), [1, 2
 @pytest.mark.parametrize("schema", [None, SCHEMA])
 def test_arrays_that_are_made_ready(schema):
     of_model = Inputs(schema, 2, 3, False)
-    dense, ids = of_model.arrays({"dense": DENSE, "ids": IDS})
+    dense, ids = converted(of_model, {"dense": DENSE, "ids": IDS})
     assert (dense.dtype, ids.dtype) == (np.float32, np.int64)
     assert (dense.tolist(), ids.tolist()) == ([[1, 2], [3, 4]], [[1, 2, 3], [4, 5, 6]])
-    _, ids = of_model.arrays(
-        {"dense": DENSE._replace(datatype="FP64"), "ids": Tensor("UINT64", (2, 3), [2**64 - 1] * 6)}
+    _, ids = converted(
+        of_model,
+        {
+            "dense": DENSE._replace(datatype="FP64"),
+            "ids": Tensor("UINT64", (2, 3), [2**64 - 1] * 6),
+        },
     )
     assert set(ids.ravel().tolist()) == {-1}
-    dense, ids = of_model.arrays(
-        {"dense": Tensor("FP32", (0, 2), []), "ids": Tensor("INT8", (0, 3), [])}
+    dense, ids = converted(
+        of_model, {"dense": Tensor("FP32", (0, 2), []), "ids": Tensor("INT8", (0, 3), [])}
     )
     assert (dense.shape, ids.shape, ids.dtype) == ((0, 2), (0, 3), np.int64)
 
 
 def test_bags_that_are_made_ready():
     lengths = Tensor("INT64", (2, 2), [1, 0, 2, 1])
-    _, bags = Inputs(None, 0, 2, True).arrays(
-        {"ids": Tensor("INT64", (4,), [5, 6, 7, 8]), "lengths": lengths}
+    _, bags = converted(
+        Inputs(None, 0, 2, True), {"ids": Tensor("INT64", (4,), [5, 6, 7, 8]), "lengths": lengths}
     )
     assert (bags.ids.tolist(), bags.offsets.tolist()) == ([5, 6, 7, 8], [0, 1, 1, 3, 4])
     assert bags.shape == (2, 2)
     with pytest.raises(ValueError, match=r"input 'ids': 'shape' must be \[V\], got \[2, 2\]"):
-        Inputs(None, 0, 2, True).arrays(
-            {"ids": Tensor("INT64", (2, 2), [5, 6, 7, 8]), "lengths": lengths}
+        converted(
+            Inputs(None, 0, 2, True),
+            {"ids": Tensor("INT64", (2, 2), [5, 6, 7, 8]), "lengths": lengths},
         )
 
 
@@ -193,7 +207,7 @@ def test_bags_that_are_made_ready():
 )
 def test_arrays_that_are_not_ready(sent, said):
     with pytest.raises((ValueError, TypeError)) as told:
-        Inputs(None, 2, 3, False).arrays({"dense": DENSE, "ids": IDS} | sent)
+        converted(Inputs(None, 2, 3, False), {"dense": DENSE, "ids": IDS} | sent)
     assert said in str(told.value)
 
 
@@ -208,3 +222,34 @@ def test_metadata():
     assert inputs(BAGS).metadata()[0] == {"name": "tags", "datatype": "BYTES", "shape": [-1, -1]}
     names = [told["name"] for told in Inputs(None, 2, 3, True).metadata()]
     assert names == ["dense", "ids", "lengths"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "rows"),
+    [
+        (tensors(), 4),
+        ({n: t._replace(shape=(2**30, 1)) for n, t in tensors().items()}, 2**30),
+        ({n: Tensor(TYPES[n], (0,), []) for n in ROWS}, 0),
+    ],
+)
+def test_rows_are_counted_by_shapes_alone(sent, rows):
+    assert inputs().measured(sent)[0] == rows
+
+
+def test_forms_differ_where_tensors_cant_be_joined():
+    model, tensor = Inputs(None, 2, 3, False), DENSE
+    others = [tensor, tensor._replace(datatype="FP64"), tensor._replace(data=memoryview(bytes(16)))]
+    others += [tensor._replace(data=np.ones(4, dtype)) for dtype in ("i8", "u8", "f8")]
+    assert len({model.measured({"dense": one, "ids": IDS})[1] for one in others}) == 6
+    wide, narrow, more = (Tensor("BYTES", (3, n), ["a"] * 3 * n) for n in (2, 1, 2))
+    lengths = {"tags.lengths": Tensor("INT32", (3,), [1, 1, 1])}
+    flat = {"tags": Tensor("BYTES", (3,), ["a"] * 3)}
+    sent = {"tags": wide}, {"tags": narrow}, flat | lengths, {"tags": more}
+    forms = [inputs(BAGS).measured({"user": USER} | one)[1] for one in sent]
+    assert (len({*forms}), forms[0]) == (3, forms[3])
+
+
+def test_requests_of_any_rows_have_one_form():
+    again = {"dense": Tensor("FP32", (7, 2), [0.5] * 14), "ids": IDS._replace(shape=(7, 3))}
+    of_model = Inputs(None, 2, 3, False)
+    assert of_model.measured(again)[1] == of_model.measured({"dense": DENSE, "ids": IDS})[1]

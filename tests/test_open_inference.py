@@ -16,6 +16,7 @@ from cupyrec.serving.open_inference import (
     Tensor,
     answer,
     column_of,
+    joined,
     numbers_of,
     read_request,
 )
@@ -109,6 +110,36 @@ def test_bytes_come_as_they_were_sent(elements):
     assert column_of("x", tensor).to_pylist() == elements
     with pytest.raises(TypeError, match="must be one of numbers, got BYTES"):
         numbers_of("x", tensor)
+
+
+def test_numbers_are_no_texts():
+    for values in ([1, 2], [0.5] * 3, [1, "a"], [2**64 - 1]):
+        tensor = read_request(body(entry(values, "BYTES"))).inputs["x"]
+        with pytest.raises(
+            TypeError, match="'x': 'data' must be strings, got (an integer|a float)"
+        ):
+            column_of("x", tensor)
+
+
+def test_tensors_are_joined_in_order():
+    def sent(values, dtype):
+        whole = np.array(values, dtype)
+        return Tensor("INT32", (len(whole), 2), memoryview(whole.tobytes()))
+
+    some = [sent([[1, 2]], "<i4"), sent(np.empty((0, 2)), "<i4"), sent([[3, 4], [5, 6]], "<i4")]
+    whole = joined("x", some)
+    assert numbers_of("x", whole).tolist() == [[1, 2], [3, 4], [5, 6]]
+    some = [Tensor("FP32", (2,), np.array(values)) for values in ([0.5, 1], [2, 3.5])]
+    assert numbers_of("x", joined("x", some)).tolist() == [0.5, 1, 2, 3.5]
+    some = [Tensor("BYTES", (2,), ["a", None]), Tensor("BYTES", (0,), [])]
+    assert column_of("x", joined("x", some)).to_pylist() == ["a", None]
+    some = [
+        Tensor("BYTES", (1,), memoryview(b"\1\0\0\0\xff")),
+        Tensor("BYTES", (0,), memoryview(b"")),
+    ]
+    assert column_of("x", joined("x", some)).to_pylist() == [b"\xff"]
+    with pytest.raises(TypeError, match="must be one of numbers, got BYTES"):
+        numbers_of("x", joined("x", some))
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ class App:
             for told in self._inputs.metadata():
                 shape = (1,) * len(told["shape"])
                 rows[told["name"]] = open_inference.Tensor(told["datatype"], shape, [None])
-            self._inputs.arrays(rows)
+            self._inputs.arrays([rows])
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self._access_log and scope["type"] == "http":
@@ -167,13 +167,13 @@ class App:
             if self._held > _BODIES * self._max_body:
                 raise Full
             request = open_inference.read_request(body, _json_length(headers))
-            dense, ids = self._inputs.arrays(request.inputs)
-            if len(dense) > self._max_rows:
+            rows, form = self._inputs.measured(request.inputs)
+            if rows > self._max_rows:
                 raise HTTPException(
-                    413, f"inputs: must have at most {self._max_rows} rows, got {len(dense)}."
+                    413, f"inputs: must have at most {self._max_rows} rows, got {rows}."
                 )
             is_gone = scope.get("cupyrec.is_gone", _never)
-            values, served = await self._batcher.submit(dense, ids, is_gone)
+            values, served = await self._batcher.submit(request.inputs, rows, form, is_gone)
             if version is not None and version != served:
                 raise _other_version(version, served)
             if not np.isfinite(values).all():
@@ -344,7 +344,9 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        self._batcher = Batcher(self._predictor.probabilities, **self._batching)
+        self._batcher = Batcher(
+            self._inputs.arrays, self._predictor.probabilities, **self._batching
+        )
         self._batcher.observe = self._metrics.batch_rows.observe
         self._metrics.version.info({"version": self._predictor.version})
         watch = asyncio.create_task(self.renewal.watch(self._watch)) if self._watch else None

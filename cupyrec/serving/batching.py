@@ -1,4 +1,4 @@
-"""Requests to batches: while one is computed in a thread, the next collects in the event loop."""
+"""Requests to batches: while one is worked on in a thread, the next collects in the event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import collections
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ from cupyrec.ragged import Bags
 
 __all__ = ["Batcher", "Full", "Gone"]
 
+_Arrays = tuple[np.ndarray, np.ndarray | Bags]
+_Convert = Callable[[Sequence[Any]], _Arrays]
 _Compute = Callable[[Any, Any], tuple[np.ndarray, str]]
 
 
@@ -28,8 +30,9 @@ class Gone(Exception):
 
 
 class _Waiting(NamedTuple):
-    dense: np.ndarray
-    ids: np.ndarray | Bags
+    inputs: Any
+    rows: int
+    form: Hashable
     is_gone: Callable[[], bool]
     answer: asyncio.Future
 
@@ -37,17 +40,20 @@ class _Waiting(NamedTuple):
 class Batcher:
     """Puts requests together, in the order in which they come.
 
-    A request is computed with others as one batch, or alone, but never in two. When the thread that
-    computes is free, it takes what waits; but where it pays, that is as long as the rows fill no
-    block, those are waited for that have just been answered, since a client that got its answer
-    most often sends its next request. So clients that take turns don't fall into two halves, each
-    of which waits for the other, and one alone waits for nobody.
+    A request is computed with others as one batch, or alone, but never in two. The thread that
+    computes converts inputs first, all of one form together. When it is free, it takes what waits;
+    but where it pays, that is as long as the rows fill no block, those are waited for that have
+    just been answered, since a client that got its answer most often sends its next request. So
+    clients that take turns don't fall into two halves, each of which waits for the other, and one
+    alone waits for nobody.
 
     Parameters
     ----------
+    convert : callable
+        ``Inputs.arrays``: inputs of requests of one form to (dense, ids) of all their rows. Called
+        in one thread, like `compute`.
     compute : callable
-        ``Predictor.probabilities``: (dense, ids) to ((B, T) float32, version). Called in one
-        thread.
+        ``Predictor.probabilities``: (dense, ids) to ((B, T) float32, version).
     max_batch : int
         Rows of a batch.
     max_delay : float
@@ -67,8 +73,11 @@ class Batcher:
     Examples
     --------
     >>> async def ask():
-    ...     batcher = Batcher(lambda dense, ids: (dense.sum(axis=1, keepdims=True), "v1"))
-    ...     asked = [batcher.submit(np.full((n, 2), n, "f"), np.zeros((n, 1), int)) for n in (1, 2)]
+    ...     batcher = Batcher(
+    ...         lambda inputs: (np.concatenate(inputs), np.zeros((sum(map(len, inputs)), 1), int)),
+    ...         lambda dense, ids: (dense.sum(axis=1, keepdims=True), "v1"),
+    ...     )
+    ...     asked = [batcher.submit(np.full((n, 2), n, "f"), n) for n in (1, 2)]
     ...     answers = [(await answer)[0].tolist() for answer in asked]
     ...     batcher.close()
     ...     return answers
@@ -78,6 +87,7 @@ class Batcher:
 
     def __init__(
         self,
+        convert: _Convert,
         compute: _Compute,
         *,
         max_batch: int = 4096,
@@ -85,7 +95,7 @@ class Batcher:
         max_queue: int = 16384,
         block: int = 64,
     ) -> None:
-        self._compute, self._block = compute, min(block, max_batch)
+        self._convert, self._compute, self._block = convert, compute, min(block, max_batch)
         self._max_batch, self._max_delay, self._max_queue = max_batch, max_delay, max_queue
         self._loop = asyncio.get_running_loop()
         self._waiting: collections.deque[_Waiting] = collections.deque()
@@ -100,17 +110,23 @@ class Batcher:
 
     def submit(
         self,
-        dense: np.ndarray,
-        ids: np.ndarray | Bags,
+        inputs: Any,
+        rows: int,
+        form: Hashable = None,
         is_gone: Callable[[], bool] = lambda: False,
     ) -> asyncio.Future:
-        """Return what will be ((B, T) float32, version) of these rows.
+        """Return what will be ((B, T) float32, version) of these inputs.
 
         Parameters
         ----------
-        dense, ids : (B, N) float32, (B, F) int64 or Bags
+        inputs
+            What `convert` takes.
+        rows : int
+            B.
+        form : hashable
+            Inputs that differ in it are not converted together.
         is_gone : callable
-            Whether nobody waits for the answer any more; asked before the rows are computed.
+            Whether nobody waits for the answer any more; asked before the inputs are converted.
 
         Raises
         ------
@@ -119,11 +135,11 @@ class Batcher:
         Gone
             By what is returned, if `is_gone` said so.
         """
-        if self.rows and self.rows + len(dense) > self._max_queue:
+        if self.rows and self.rows + rows > self._max_queue:
             raise Full
         answer = self._loop.create_future()
-        self._waiting.append(_Waiting(dense, ids, is_gone, answer))
-        self.rows += len(dense)
+        self._waiting.append(_Waiting(inputs, rows, form, is_gone, answer))
+        self.rows += rows
         if not self._busy:
             self._advance()
         return answer
@@ -151,7 +167,7 @@ class Batcher:
         batch: list[_Waiting] = []
         rows = 0
         while self._waiting:
-            size = len(self._waiting[0].dense)
+            size = self._waiting[0].rows
             if batch and rows + size > self._max_batch:
                 break
             first = self._waiting.popleft()
@@ -169,47 +185,80 @@ class Batcher:
             self._batches.put(batch)
 
     def _work(self) -> None:
-        """What the thread does: compute batch after batch."""
+        """What the thread does: work on batch after batch."""
         while (batch := self._batches.get()) is not None:
             outcomes = self._outcomes(batch)
             try:
-                self._loop.call_soon_threadsafe(self._end, batch, outcomes)
+                self._loop.call_soon_threadsafe(self._end, outcomes)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 return
 
-    def _outcomes(self, batch: list[_Waiting]) -> list[Any]:
-        """What comes of each request; where they fail together, of each alone."""
-        try:
-            values, version = self._compute(*_joined(batch))
-        except Exception as error:
-            if len(batch) > 1:
-                return [self._outcomes([one])[0] for one in batch]
-            return [error]
-        ends = [*itertools.accumulate(len(one.dense) for one in batch)]
-        return [
-            (values[end - len(one.dense) : end], version)
-            for one, end in zip(batch, ends, strict=True)
-        ]
+    def _outcomes(self, batch: list[_Waiting]) -> list[tuple[_Waiting, Any]]:
+        """What comes of each request, in any order."""
+        forms: dict[Hashable, list[_Waiting]] = {}
+        for one in batch:
+            forms.setdefault(one.form, []).append(one)
+        outcomes, good, parts = [], [], []
+        for same in forms.values():
+            for some, converted in self._converted(same):
+                if isinstance(converted, Exception):
+                    outcomes.append((some[0], converted))
+                else:
+                    good += some
+                    parts.append(converted)
+        if good:
+            outcomes += zip(good, self._computed(good, *_joined(parts)), strict=True)
+        return outcomes
 
-    def _end(self, batch: list[_Waiting], outcomes: list[Any]) -> None:
+    def _converted(self, same: list[_Waiting]) -> list[tuple[list[_Waiting], Any]]:
+        """Requests of one form and their rows; where they fail together, each and what it is."""
+        try:
+            return [(same, self._convert([one.inputs for one in same]))]
+        except Exception as error:
+            if len(same) > 1:
+                return [self._converted([one])[0] for one in same]
+            return [(same, error)]
+
+    def _computed(
+        self, some: list[_Waiting], dense: np.ndarray, ids: np.ndarray | Bags
+    ) -> list[Any]:
+        """What comes of the rows of each request; where they fail together, of each alone."""
+        ends = [*itertools.accumulate(one.rows for one in some)]
+        parts = [slice(end - one.rows, end) for one, end in zip(some, ends, strict=True)]
+        try:
+            values, version = self._compute(dense, ids)
+        except Exception as error:
+            if len(some) > 1:
+                return [
+                    self._computed([one], dense[part], _part(ids, part))[0]
+                    for one, part in zip(some, parts, strict=True)
+                ]
+            return [error]
+        return [(values[part], version) for part in parts]
+
+    def _end(self, outcomes: list[tuple[_Waiting, Any]]) -> None:
         """Hand out what came of a batch, and go on."""
         self._busy = False
-        for one, outcome in zip(batch, outcomes, strict=True):
+        for one, outcome in outcomes:
             if one.answer.cancelled():
                 continue
             if isinstance(outcome, Exception):
                 one.answer.set_exception(outcome)
             else:
                 one.answer.set_result(outcome)
-        self._expected = len(batch) + len(self._waiting)
+        self._expected = len(outcomes) + len(self._waiting)
         if self._waiting:
             self._advance()
 
 
-def _joined(batch: Sequence[_Waiting]) -> tuple[np.ndarray, np.ndarray | Bags]:
-    """The rows of all requests, one after the other."""
-    if len(batch) == 1:
-        return batch[0].dense, batch[0].ids
-    ids = [one.ids for one in batch]
+def _joined(parts: list[_Arrays]) -> _Arrays:
+    """The rows of all parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    dense, ids = zip(*parts, strict=True)
     together = Bags.joined(ids) if isinstance(ids[0], Bags) else np.concatenate(ids)
-    return np.concatenate([one.dense for one in batch]), together
+    return np.concatenate(dense), together
+
+
+def _part(ids: np.ndarray | Bags, part: slice) -> np.ndarray | Bags:
+    return ids.part(part.start, part.stop) if isinstance(ids, Bags) else ids[part]

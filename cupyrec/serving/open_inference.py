@@ -21,7 +21,7 @@ import pyarrow as pa
 from cupyrec.data import fields
 from cupyrec.serving import json_numbers
 
-__all__ = ["Request", "Tensor", "answer", "column_of", "numbers_of", "read_request"]
+__all__ = ["Request", "Tensor", "answer", "column_of", "joined", "numbers_of", "read_request"]
 
 _DTYPES = {
     name: np.dtype(dtype)
@@ -38,7 +38,7 @@ _JSON = [(b"content-type", b"application/json")]
 
 class Tensor(NamedTuple):
     """An input as it was sent: a list out of JSON, as an array if it was of numbers alone, or the
-    bytes that followed it.
+    bytes that followed it, of which `joined` makes a list of each element's.
 
     Examples
     --------
@@ -206,6 +206,40 @@ def _read_output(entry: Any, as_binary: bool) -> tuple[str, bool]:
     return name, _of("'binary_data'", parameters.get("binary_data", as_binary), bool)
 
 
+def joined(name: str, tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors as one, of which each has its rows behind those of the one before.
+
+    Parameters
+    ----------
+    name : str
+    tensors : sequence of Tensor
+        Of one datatype, number of dimensions and width, and with data of one kind and dtype.
+
+    Raises
+    ------
+    ValueError
+        Bytes are not the elements of BYTES that there must be: none shall take the next one's.
+
+    Examples
+    --------
+    >>> joined("x", [Tensor("INT64", (1, 2), [1, 2]), Tensor("INT64", (2, 2), [3, 4, 5, 6])])
+    Tensor(datatype='INT64', shape=(3, 2), data=[1, 2, 3, 4, 5, 6])
+    """
+    if len(tensors) == 1:
+        return tensors[0]
+    datatype, shape, first = tensors[0]
+    shape = (sum(tensor.shape[0] for tensor in tensors), *shape[1:])
+    if isinstance(first, memoryview) and datatype == "BYTES":
+        parts = [_elements(name, tensor) for tensor in tensors]
+    else:
+        parts = [tensor.data for tensor in tensors]
+    if isinstance(first, np.ndarray):
+        return Tensor(datatype, shape, np.concatenate(parts))
+    if isinstance(first, memoryview) and datatype != "BYTES":
+        return Tensor(datatype, shape, memoryview(b"".join(parts)))
+    return Tensor(datatype, shape, [*itertools.chain.from_iterable(parts)])
+
+
 def numbers_of(name: str, tensor: Tensor) -> np.ndarray:
     """Return a tensor of numbers as an array; that of binary data lies in the request's bytes.
 
@@ -286,8 +320,10 @@ def column_of(name: str, tensor: Tensor) -> pa.Array:
     data = tensor.data
     if tensor.datatype == "BYTES":
         if isinstance(data, memoryview):
-            return pa.array(_elements(name, data, math.prod(tensor.shape)), pa.binary())
-        data = [*data]
+            data = _elements(name, tensor)
+        if len(data) and type(data[0]) is bytes:
+            return pa.array(data, pa.binary())
+        data = data if isinstance(data, list) else data.tolist()
         _check_types(name, data, {str, type(None)})
         return pa.array(data, pa.string())
     if not isinstance(data, list):
@@ -302,9 +338,9 @@ def column_of(name: str, tensor: Tensor) -> pa.Array:
         raise _out_of_range(name, tensor) from None
 
 
-def _elements(name: str, data: memoryview, count: int) -> list[bytes]:
+def _elements(name: str, tensor: Tensor) -> list[bytes]:
     """The elements of BYTES sent as binary data: of each 4 bytes of its length, then its own."""
-    at, elements, data = 0, [], bytes(data)
+    at, elements, data, count = 0, [], bytes(tensor.data), math.prod(tensor.shape)
     while at + 4 <= len(data):
         start = at + 4
         at = start + _LENGTH.unpack_from(data, at)[0]
