@@ -6,12 +6,12 @@
 Case `speed`: DLRM, 26 tables x 10k ids, width 16, bottom 64, top 128. Both servers have the same
 parameters, and get the same requests of 1 and of 256 rows in the JSON of the Open Inference
 Protocol, from 32 connections that ask again as soon as they are answered; ours gets them as binary
-tensors too. The peer, bench_peer_fastapi.py, has uvicorn with uvloop and httptools like ours, and
-one process, as ours has; of PyTorch with one thread and with two the faster counts in each round.
-Beside it stands the peer of two processes, each with a model of its own. Servers take turns;
-figures are medians over the rounds, `requests_per_second` and `p99_ms` of one row in JSON.
-`ratio_vs_fastapi_torch` and `ratio_vs_2_workers` are the least favourable of 1 and 256 rows. The
-client shares the cores.
+tensors too, and as 39 columns of its schema, which it converts. The peer, bench_peer_fastapi.py,
+has uvicorn with uvloop and httptools like ours, and one process, as ours has; of PyTorch with one
+thread and with two the faster counts in each round. Beside it stands the peer of two processes,
+each with a model of its own. Servers take turns; figures are medians over the rounds,
+`requests_per_second` and `p99_ms` of one row in JSON. `ratio_vs_fastapi_torch` and
+`ratio_vs_2_workers` are the least favourable of 1 and 256 rows. The client shares the cores.
 
 Case `reload`: the server changes to another checkpoint, whole or a delta, 200 times, while clients
 ask on. Each answer must be that of the version that it names, bit for bit.
@@ -80,6 +80,21 @@ def in_json(dense: np.ndarray, ids: np.ndarray) -> tuple[bytes, str]:
     inputs = [
         {"name": name, "shape": list(a.shape), "datatype": kind, "data": a.ravel().tolist()}
         for name, (a, kind) in values.items()
+    ]
+    return json.dumps({"inputs": inputs}, separators=(",", ":")).encode(), ""
+
+
+def as_columns(dense: np.ndarray, ids: np.ndarray) -> dict[str, tuple[str, list]]:
+    """Numbers before their logarithm is taken, and ids as texts, by the names of the schema."""
+    numbers = {f"I{n + 1}": ("FP32", values.tolist()) for n, values in enumerate(dense.T)}
+    texts = {f"C{n + 1}": ("BYTES", [f"{id_:x}" for id_ in own]) for n, own in enumerate(ids.T)}
+    return numbers | texts
+
+
+def in_columns(dense: np.ndarray, ids: np.ndarray) -> tuple[bytes, str]:
+    inputs = [
+        {"name": name, "shape": [len(data)], "datatype": kind, "data": data}
+        for name, (kind, data) in as_columns(dense, ids).items()
     ]
     return json.dumps({"inputs": inputs}, separators=(",", ":")).encode(), ""
 
@@ -261,16 +276,19 @@ def speed(options: argparse.Namespace) -> dict[str, float]:
 def figures_of_round(ports: dict, batch: int, options: argparse.Namespace, figures: dict) -> None:
     some = [rows(batch, options.ids, seed=10 + n) for n in range(64)]
     texts = [request(*in_json(*given)) for given in some]
-    tensors = [request(*in_binary(*given)) for given in some]
+    others = {
+        "ours, binary": [request(*in_binary(*given)) for given in some],
+        "ours, columns": [request(*in_columns(*given)) for given in some],
+    }
     told = {}
-    for name, port in [*ports.items(), ("ours, binary", ports["ours"])]:
-        what = tensors if "binary" in name else texts
+    for name, port in [*ports.items(), *((other, ports["ours"]) for other in others)]:
+        what = others.get(name, texts)
         told[name] = drive(port, what, options.connections, options.seconds)
         rate, p99 = told[name]
         print(f"{batch:4} rows, {name:15} {rate:8.0f} requests/s, p99 {p99:7.2f} ms",
               file=sys.stderr)  # fmt: skip
     told["peer"] = max(told["peer"], told["peer, 2 threads"])
-    keys = {"ours": "", "ours, binary": "binary_", "peer": "peer_",
+    keys = {"ours": "", "ours, binary": "binary_", "ours, columns": "columns_", "peer": "peer_",
             "peer, 2 workers": "peer_2_workers_"}  # fmt: skip
     for name, key in keys.items():
         figures[f"{key}requests_per_second_{batch}"].append(told[name][0])

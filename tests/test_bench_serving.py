@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+
+from cupyrec.data import Frame
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TINY = argparse.Namespace(ids=50, batches=[1, 3], connections=4, seconds=0.3, rounds=1, reloads=12)
@@ -18,16 +21,21 @@ def bench():
     return runpy.run_path(str(SCRIPTS / "bench_serving.py"))
 
 
-def test_our_server_answers_both_kinds_of_requests(bench, tmp_path):
+def test_our_server_answers_all_kinds_of_requests(bench, tmp_path):
     bench["saved"](tmp_path / "checkpoint", 50, seed=1)
     given = bench["rows"](7, 50, seed=2)
     with bench["Predictor"](tmp_path / "checkpoint") as predictor:
         expected, _ = predictor.probabilities(*given)
+        columns = {name: data for name, (_, data) in bench["as_columns"](*given).items()}
+        frame = Frame(pa.table(columns), predictor.schema, labels=False)
+        of_frame = predictor.predict(frame)
     with bench["ours"](tmp_path / "checkpoint") as port:
         bench["check"](port, expected[:, 0], given, 0)
         text = bench["asked"](port, *bench["in_binary"](*given))
         assert (np.frombuffer(text[-28:], np.float32) == expected[:, 0]).all()
-        for kind in ("in_json", "in_binary"):
+        (output,) = json.loads(bench["asked"](port, *bench["in_columns"](*given)))["outputs"]
+        assert (np.array(output["data"], np.float32) == of_frame).all()
+        for kind in ("in_json", "in_binary", "in_columns"):
             requests = [bench["request"](*bench[kind](*given))]
             rate, p99 = bench["drive"](port, requests, 4, 0.3)
             assert rate > 10
