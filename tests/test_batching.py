@@ -211,24 +211,25 @@ def test_inputs_that_are_refused_take_none_along():
         converted = []
 
         def strict(inputs):
-            converted.append(len(inputs))
+            converted.append([one[0, 0] for one in inputs])
             if any((one == 7).any() for one in inputs):
                 raise ValueError(f"7 among {len(inputs)}")
             return convert(inputs)
 
         batcher._convert = strict
-        asked = [batcher.submit(*rows(2, value)) for value in (0, 1, 7, 2, 7, 3)]
+        asked = [batcher.submit(*rows(2, value)) for value in (0, 1, 7, 2, 7, 3, 5)]
         asked.append(batcher.submit(*rows(1, 4, "other")))
         worker.go(2)
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
         assert [str(outcomes.pop(n)) for n in (4, 2)] == ["7 among 1"] * 2
-        assert [values[0, 0] for values, _ in outcomes] == [0, 2, 4, 6, 8]
-        assert converted == [1, 5, 1, 1, 1, 1, 1, 1]
-        assert worker.calls == [2, 7]
+        assert [values[0, 0] for values, _ in outcomes] == [0, 2, 4, 6, 10, 8]
+        assert converted[:3] == [[0], [1, 7, 2, 7, 3, 5], [1, 7, 2]]
+        assert [one for one in converted[3:] if 7 not in one] == [[1], [2], [3, 5], [4]]
+        assert worker.calls == [2, 9]
         assert (batcher.rows, batcher._busy) == (0, False)
         with pytest.raises(ValueError, match="7 among 1"):
             await batcher.submit(*rows(1, 7))
-        assert worker.calls == [2, 7]
+        assert worker.calls == [2, 9]
 
     tried(check)
 

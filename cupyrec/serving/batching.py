@@ -211,13 +211,17 @@ class Batcher:
         return outcomes
 
     def _converted(self, same: list[_Waiting]) -> list[tuple[list[_Waiting], Any]]:
-        """Requests of one form and their rows; where they fail together, each and what it is."""
+        """Requests of one form and their rows, or of one what is wrong with it.
+
+        Where they fail together each half is tried: the good ones most often stay together.
+        """
         try:
             return [(same, self._convert([one.inputs for one in same]))]
         except Exception as error:
-            if len(same) > 1:
-                return [self._converted([one])[0] for one in same]
-            return [(same, error)]
+            if len(same) == 1:
+                return [(same, error)]
+        half = len(same) // 2
+        return self._converted(same[:half]) + self._converted(same[half:])
 
     def _computed(
         self, some: list[_Waiting], dense: np.ndarray, ids: np.ndarray | Bags
