@@ -58,20 +58,17 @@ class Place:
             wide = machine.register(function, operand.base).itemsize == 8
             self.base = machine.source(function, operand.base, "s64" if wide else "u32")
         else:
-            at = machine.place(function, operand.base) if operand.base else 0
-            self.base = machine.everywhere(np.array(at, np.int64))
+            base = operand.base or 0
+            self.base = machine.source(function, base, "s64")
             variable = machine.variable(function, operand.base)
             if self.space == "generic" and variable:
                 self.space = variable.space
-        bases = {"shared": machine.shared_base, "local": machine.local_base}
-        self.window = bases.get(self.space)
-        own = {"shared": machine.shared_index, "local": machine.local_index}
-        self.own = own.get(self.space, machine.any_index)
 
     def address(self, t: slice | np.ndarray) -> np.ndarray:
         """Absolute addresses, int64."""
         address = self.base[t].astype(np.int64) + self.offset
-        return address if self.window is None else address + self.window[t]
+        window = self.machine.windows.get(self.space)
+        return address if window is None else address + window[t]
 
     def touch(
         self, group: Group, address: np.ndarray, size: int, reads: bool, writes: bool,
@@ -80,8 +77,9 @@ class Place:
         """Check and count an access; return of each thread a number below 0 if it must not be."""
         machine, heap, table = self.machine, self.machine.heap, self.machine.table
         found = np.empty(address.size, np.int64)
+        allowed = machine.allowed.get(self.space, machine.any_allowed)
         bad = memory.locate(
-            address, size, align or size, self.own[group.t], table.starts, table.sizes,
+            address, size, align or size, allowed[group.t], table.starts, table.sizes,
             table.reached, found,
         )  # fmt: skip
         if reads:
@@ -251,8 +249,8 @@ def _uniform_load(
     machine: Machine, place: Place, puts: list[Callable], dtype: np.dtype, size: int
 ) -> Step:
     """Kernel arguments: the same for all threads, read once."""
-    start = int(place.base[0]) + place.offset - machine.heap.base
-    values = machine.heap.bytes[start : start + size].view(dtype)
+    start = int(place.base[0]) + place.offset - machine.params.address
+    values = machine.arguments[start : start + size].view(dtype)
 
     def step(group: Group) -> None:
         for put, value in zip(puts, values, strict=True):

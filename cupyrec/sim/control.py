@@ -114,7 +114,7 @@ def _call(machine: Machine, function: Function, instruction: Instruction, pc: in
 
     give = copies(arguments, callee.params)
     take = copies(returned, callee.returns)
-    back = machine.returns.setdefault(name, np.zeros(machine.lanes, np.int64))
+    back = machine.returns.setdefault(name, np.zeros(machine.capacity, np.int64))
     machine.call_results[pc] = take
     target = machine.program.start[name]
 
@@ -177,8 +177,7 @@ def _meet(machine: Machine, function: Function, instruction: Instruction, pc: in
     aligned = instruction.parts[0] in matrix.WHOLE_WARP
     operand = FULL if aligned else instruction.operands[-1]
     mask = machine.source(function, operand, "u32")
-    bit = np.uint32(1) << machine.lane_id.astype(np.uint32)
-    place = np.int64(1) << (np.arange(machine.lanes) & 31)
+    place = np.int64(1) << (np.arange(machine.capacity) & 31)
 
     def step(group: Group) -> tuple | None:
         if aligned:
@@ -192,7 +191,9 @@ def _meet(machine: Machine, function: Function, instruction: Instruction, pc: in
             named = mask[lanes] & machine.existing[lanes]
         warps = lanes >> 5
         size = machine.warp_steps.size
-        present = np.bincount(warps, weights=bit[lanes], minlength=size).astype(np.uint32)[warps]
+        present = np.bincount(warps, weights=machine.bit[lanes], minlength=size).astype(np.uint32)[
+            warps
+        ]
         here = (named & ~present) == 0
         if not here.all():
             machine.parked[pc] = [lanes[~here]]

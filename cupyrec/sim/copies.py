@@ -10,7 +10,7 @@ from cupyrec.sim import memory
 
 if TYPE_CHECKING:
     from cupyrec.sim.access import Place
-    from cupyrec.sim.machine import Group, Machine, Step
+    from cupyrec.sim.machine import Group, Machine
 
 __all__ = ["Copies"]
 
@@ -43,32 +43,30 @@ class Copies:
         self.committed = np.zeros(machine.lanes, np.int64)
         self.pending: list[_Copy] = []
 
-    def issue(self, to: Place, origin: Place, size: int, real: np.ndarray | None) -> Step:
-        """Return the step of a copy of `size` bytes, the first `real` of them read, others zero."""
+    def issue(
+        self, group: Group, to: Place, origin: Place, size: int, real: np.ndarray | None
+    ) -> None:
+        """Begin copies of `size` bytes, the first `real` of them read, others zero."""
         heap = self.machine.heap
         words = heap.words[4]
-
-        def step(group: Group) -> None:
-            t = group.t
-            source, target = origin.address(t), to.address(t)
-            count = np.full(source.size, size) if real is None else real[t].astype(np.int64)
-            data = np.zeros((source.size, size // 4), words.dtype)
-            read = np.full(source.size, memory.OUTSIDE)
-            for n in np.unique(count[count > 0]).tolist():
-                chosen = count == n
-                reading = group.where(chosen)
-                read[chosen] = origin.touch(reading, source[chosen], n, True, False, True, size)
-            memory.load(source, read, heap.base, words, data)
-            data.view(np.uint8)[np.arange(size) >= count[:, None]] = 0
-            found = to.touch(group, target, size, False, True, True)
-            inside = target[found >= 0] - heap.base
-            heap.written[(inside[:, None] + np.arange(size)).ravel()] = 0
-            batch, now = self.committed[group.lanes].copy(), self.machine.now
-            self.pending.append(
-                _Copy(origin, to, size, now, group.lanes, batch, source, read, target, found, data)
-            )
-
-        return step
+        t = group.t
+        source, target = origin.address(t), to.address(t)
+        count = np.full(source.size, size) if real is None else real[t].astype(np.int64)
+        data = np.zeros((source.size, size // 4), words.dtype)
+        read = np.full(source.size, memory.OUTSIDE)
+        for n in np.unique(count[count > 0]).tolist():
+            chosen = count == n
+            reading = group.where(chosen)
+            read[chosen] = origin.touch(reading, source[chosen], n, True, False, True, size)
+        memory.load(source, read, heap.base, words, data)
+        data.view(np.uint8)[np.arange(size) >= count[:, None]] = 0
+        found = to.touch(group, target, size, False, True, True)
+        inside = target[found >= 0] - heap.base
+        heap.written[(inside[:, None] + np.arange(size)).ravel()] = 0
+        batch, now = self.committed[group.lanes].copy(), self.machine.now
+        self.pending.append(
+            _Copy(origin, to, size, now, group.lanes, batch, source, read, target, found, data)
+        )
 
     def commit(self, group: Group) -> None:
         """End the group of copies of these threads."""

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyrec import nvrtc
-from cupyrec.sim import recorder
+from cupyrec.sim import kept, recorder
 from cupyrec.sim.arguments import Arguments
 from cupyrec.sim.heap import Allocation, the_heap
 from cupyrec.sim.machine import MAX_STEPS, Fault, Machine
 from cupyrec.sim.program import Program
 from cupyrec.sim.ptx import Function, parse
+from cupyrec.sim.threads import padded
 
 __all__ = ["Executed", "Result", "run"]
 
@@ -140,10 +141,9 @@ def run(
     with (
         _no_collector(),
         closing(Arguments(heap, program.kernel, args)) as arguments,
-        closing(
-            Machine(program, grid, block, arguments.params, heap, shared, seed, max_steps)
-        ) as machine,
+        kept.machine(program, padded(grid, block), heap) as machine,
     ):
+        machine.begin(grid, block, arguments.params, shared, seed, max_steps)
         _check_shared(machine, shared)
         machine.run()
         touched = machine.table.touched()

@@ -18,9 +18,10 @@ import numpy as np
 from cupyrec.sim import access, alu, atomics, barriers, carries, control, copies, mbarriers, moves
 from cupyrec.sim.heap import Allocation, Heap
 from cupyrec.sim.memory import Table
+from cupyrec.sim.operands import Operands
 from cupyrec.sim.order import Order
 from cupyrec.sim.program import Program
-from cupyrec.sim.ptx import Function, Instruction, Variable, constant, dtype_of, width
+from cupyrec.sim.ptx import Function, Instruction, Variable
 from cupyrec.sim.threads import WARP, Group, Threads
 
 __all__ = ["Fault", "Machine"]
@@ -51,46 +52,55 @@ class Fault(NamedTuple):
         )
 
 
-class Machine(Threads):
-    """One launch of a kernel; `params` are the bytes of its arguments."""
+class Machine(Operands, Threads):
+    """A kernel decoded for launches of up to `capacity` threads, one launch at a time."""
 
-    def __init__(
-        self, program: Program, grid: tuple[int, int, int], block: tuple[int, int, int],
-        params: bytes, heap: Heap, shared: int, seed: int, max_steps: int = MAX_STEPS,
-    ) -> None:  # fmt: skip
-        self.program, self.heap = program, heap
-        self.module, self.kernel, self.code = program.module, program.kernel, program.code
+    def __init__(self, program: Program, capacity: int, heap: Heap) -> None:
+        super().__init__(program, capacity)
+        self.heap, self.code = heap, program.code
         self.steps: list[Step | None] = [None] * len(self.code)
-        super().__init__(grid, block, seed)
+        self.suspects = np.empty((1 << 16, 4), np.int64)
+        self.returns: dict[str, np.ndarray] = {}
+        self.call_results: dict[int, list] = {}
+        self.own: list[Allocation] = []
+        self.arguments = np.zeros(sum(v.size + v.align for v in self.kernel.params), np.uint8)
+
+    def begin(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], params: bytes, shared: int,
+        seed: int, max_steps: int = MAX_STEPS,
+    ) -> None:  # fmt: skip
+        """Make ready for a launch; `params` are the bytes of its arguments."""
+        Threads.__init__(self, grid, block, seed)
         self.now, self.trace, self.faults, self.max_steps = 0, [0], [], max_steps
         self._fault_keys: set[tuple] = set()
-        self.own: list[Allocation] = []
-        try:
-            self._allocate(params, shared)
-        except BaseException:
-            self.close()
-            raise
+        self._allocate(params, shared)
+        self.renew(self.lanes)
         self.order = Order(self.block)
-        self.table = Table(heap, program.grain)
-        self.shared_index = np.searchsorted(self.table.starts, self.shared_base)
+        self.table = Table(self.heap, self.program.grain)
         local = np.searchsorted(self.table.starts, self.local.address)
-        self.local_index = np.full(self.lanes, local)
-        self.any_index = np.full(self.lanes, -1)
-        self.registers: dict[tuple[str, str], np.ndarray] = {}
-        self.stores: dict[tuple[str, str], np.ndarray] = {}  # .param space of calls
-        self.suspects = np.empty((1 << 16, 4), np.int64)
-        self._ready_to_wait()
+        self.windows = {"shared": self.shared_base, "local": self.local_base}
+        self.allowed = {  # index of the one allocation
+            "shared": np.searchsorted(self.table.starts, self.shared_base),
+            "local": np.full(self.lanes, local),
+        }
+        self.any_allowed = np.full(self.lanes, -1)
+        self.barriers: dict[int, barriers.Barrier] = {}
+        self.copies = copies.Copies(self)
         self.warp_steps = np.zeros(self.lanes // WARP, np.int64)
         # Of each instruction: warps and threads that executed it, and what they asked memory for.
         self.issued, self.threads = [0] * len(self.code), [0] * len(self.code)
         self.costs: dict[int, collections.Counter] = collections.defaultdict(collections.Counter)
 
-    def _ready_to_wait(self) -> None:
-        """What barriers, calls and asynchronous copies keep."""
-        self.barriers: dict[int, barriers.Barrier] = {}
-        self.returns: dict[str, np.ndarray] = {}
-        self.call_results: dict[int, list] = {}
-        self.copies = copies.Copies(self)
+    def end(self) -> None:
+        """Free what the launch allocated."""
+        own, self.own = self.own, []
+        for allocation in own:
+            self.heap.free(allocation)
+
+    def close(self) -> None:
+        """Free all else too: steps and machine refer to each other."""
+        self.end()
+        vars(self).clear()
 
     # Memory
 
@@ -128,6 +138,7 @@ class Machine(Threads):
         self.params = heap.allocate(len(params), "params", "const")
         self.own.append(self.params)
         heap.write(self.params, params)
+        self.arguments[: len(params)] = np.frombuffer(params, np.uint8)
         self.special |= {"%dynamic_smem_size": shared, "%total_smem_size": self.shared_bytes}
         if "%envreg2" in used:  # where a cooperative grid meets
             meeting = heap.allocate(64, "grid", "global")
@@ -150,63 +161,6 @@ class Machine(Threads):
                 start = self.address[key] + offset - self.heap.base
                 address = np.int64(self.address["", name])
                 self.heap.bytes[start : start + 8] = np.frombuffer(address.tobytes(), np.uint8)
-
-    def close(self) -> None:
-        """Free what the launch allocated, and all else: steps and machine refer to each other."""
-        for allocation in self.own:
-            self.heap.free(allocation)
-        vars(self).clear()
-
-    # Operands
-
-    def register(self, function: Function, name: str) -> np.ndarray:
-        """All lanes of a register."""
-        key = (function.name, name)
-        if key not in self.registers:
-            kind = function.registers[name]
-            kind = kind if kind == "pred" else f"b{8 * width(kind)}"
-            self.registers[key] = np.zeros(self.lanes, dtype_of(kind))
-        return self.registers[key]
-
-    def source(self, function: Function, operand: object, kind: str) -> np.ndarray:
-        """All lanes of an operand, read as `kind`; a view where it is a register."""
-        dtype = dtype_of(kind)
-        if isinstance(operand, str):
-            if operand.startswith("!"):
-                return _Inverted(self.register(function, operand[1:]))
-            if operand in function.registers:
-                register = self.register(function, operand)
-                ratio = register.itemsize // dtype.itemsize
-                return register.view(dtype)[::ratio] if ratio > 1 else register.view(dtype)
-            if operand.startswith("%clock") or operand == "%globaltimer":
-                return _Clock(self, dtype)
-            value = self.special.get(operand)
-            if value is None:
-                value = self.place(function, operand)
-            value = np.asarray(value).astype(dtype)
-            return value if value.ndim else self.everywhere(value)
-        return self.everywhere(constant(operand, kind))
-
-    def everywhere(self, value: np.ndarray) -> np.ndarray:
-        """One value for all lanes: `numpy.broadcast_to`, but 50 times faster."""
-        return np.ndarray(self.lanes, value.dtype, value, 0, (0,))
-
-    def place(self, function: Function, name: str) -> int:
-        """Address of a variable, in its own space."""
-        for key in ((function.name, name), ("", name)):
-            if key in self.address:
-                return self.address[key]
-        raise KeyError(name)
-
-    def variable(self, function: Function, name: str) -> Variable | None:
-        """Declaration behind a name."""
-        return function.variables.get(name) or self.module.variables.get(name)
-
-    def store(self, function: Function, name: str, size: int) -> np.ndarray:
-        """(lanes, size) bytes of a variable in the .param space of a call."""
-        return self.stores.setdefault(
-            (function.name, name), np.zeros((self.lanes, size), np.uint8)
-        )  # fmt: skip
 
     # Steps
 
@@ -271,23 +225,6 @@ class Machine(Threads):
                     put(t, value)
 
         return step
-
-    def sink(self, function: Function, name: str, kind: str) -> Callable:
-        """Return put(t, values), which sets a register, sign- or zero-extending to its width."""
-        if name == "_":
-            return lambda t, values: None
-        register, dtype = self.register(function, name), dtype_of(kind)
-        if register.itemsize > dtype.itemsize:
-            wide = np.dtype(f"{dtype.kind.replace('f', 'u')}{register.itemsize}")
-            view = register.view(wide)
-
-            def put(t: slice, values: np.ndarray) -> None:
-                narrow = np.asarray(values, dtype)
-                view[t] = narrow.view(f"u{dtype.itemsize}") if dtype.kind == "f" else narrow
-
-            return put
-        view = register.view(dtype)
-        return view.__setitem__
 
     # The schedule
 
@@ -406,23 +343,3 @@ class Machine(Threads):
     def faulted(self, kind: str, pc: int, other: int = -1) -> bool:
         """Whether such a fault is kept already."""
         return (kind, pc, other) in self._fault_keys
-
-
-class _Inverted:
-    """``!%p`` as an array to index."""
-
-    def __init__(self, register: np.ndarray) -> None:
-        self.register = register
-
-    def __getitem__(self, t: slice | np.ndarray) -> np.ndarray:
-        return ~self.register[t]
-
-
-class _Clock:
-    """``%clock``: the machine's time."""
-
-    def __init__(self, machine: Machine, dtype: np.dtype) -> None:
-        self.machine, self.dtype = machine, dtype
-
-    def __getitem__(self, t: slice | np.ndarray) -> np.ndarray:
-        return np.full(self.machine.lanes, self.machine.now).astype(self.dtype)[t]

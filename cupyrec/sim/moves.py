@@ -69,15 +69,15 @@ def _move(machine: Machine, function: Function, instruction: Instruction, kind: 
 def _generic(machine: Machine, function: Function, instruction: Instruction, flags: list) -> Step:
     """Between addresses of a space and generic ones, which are absolute."""
     space = next(f.split("::")[0] for f in flags if f.split("::")[0] in SPACES)
-    window = {"shared": machine.shared_base, "local": machine.local_base}.get(space)
-    size = {"shared": machine.shared_bytes, "local": machine.frame}.get(space, 0)
+    windowed = space in {"shared", "local"}
     if instruction.parts[0] == "isspacep":
         put = machine.sink(function, instruction.operands[0], "pred")
         source = machine.source(function, instruction.operands[1], "s64")
 
         def test(group: Group) -> None:
-            if window is not None:
-                away = source[group.t] - window[group.t]
+            if windowed:
+                away = source[group.t] - machine.windows[space][group.t]
+                size = machine.shared_bytes if space == "shared" else machine.frame
                 put(group.t, (away >= 0) & (away < size))
             else:
                 heap = machine.heap
@@ -89,11 +89,15 @@ def _generic(machine: Machine, function: Function, instruction: Instruction, fla
     kind = flags[-1]
     put = machine.sink(function, instruction.operands[0], kind)
     source = machine.source(function, instruction.operands[1], kind)
-    if window is None:
+    if not windowed:
         return lambda group: put(group.t, source[group.t])
-    base = -window if "to" in flags else window
-    base = base.astype(dtype_of(kind))
-    return lambda group: put(group.t, source[group.t] + base[group.t])
+    dtype, sign = dtype_of(kind), -1 if "to" in flags else 1
+
+    def move(group: Group) -> None:
+        base = sign * machine.windows[space][group.t]
+        put(group.t, source[group.t] + base.astype(dtype))
+
+    return move
 
 
 def _copy(
@@ -102,14 +106,13 @@ def _copy(
     """cp.async: the copy lands when it is waited for; until then its bytes are unwritten."""
     if flags[:1] != ["async"]:
         return None
-    copies = machine.copies
     if "bulk" in flags:
         return None
     if "commit_group" in flags:
-        return lambda group: copies.commit(group)
+        return lambda group: machine.copies.commit(group)
     if "wait_group" in flags or "wait_all" in flags:
         left = instruction.operands[0] if "wait_group" in flags else -1
-        return lambda group: copies.wait(group, left)
+        return lambda group: machine.copies.wait(group, left)
     if not {"ca", "cg"} & set(flags):
         return None
     operands = list(instruction.operands)
@@ -119,4 +122,4 @@ def _copy(
     to = Place(machine, function, target, ["shared"])
     come = Place(machine, function, origin, ["global"])
     real = machine.source(function, short[0], "u32") if short else None
-    return copies.issue(to, come, size, real)
+    return lambda group: machine.copies.issue(group, to, come, size, real)

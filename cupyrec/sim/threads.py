@@ -7,9 +7,11 @@ not exist.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-__all__ = ["WARP", "Group", "Threads"]
+__all__ = ["WARP", "Group", "Threads", "padded"]
 
 WARP = 32
 
@@ -34,6 +36,11 @@ class Group:
         return Group(lanes) if lanes.size else None
 
 
+def padded(grid: tuple[int, int, int], block_shape: tuple[int, int, int]) -> int:
+    """Return the number of lanes of a launch: its threads, the last warp of a block filled up."""
+    return math.prod(grid) * (-(-math.prod(block_shape) // WARP) * WARP)
+
+
 class Threads:
     """What each lane is, and whether it has ended."""
 
@@ -44,7 +51,7 @@ class Threads:
         bx, by, bz = block_shape
         blocks, threads = gx * gy * gz, bx * by * bz
         warps = -(-threads // WARP)
-        self.lanes = blocks * warps * WARP
+        self.lanes = padded(grid, block_shape)
         self.random = np.random.default_rng(seed)
         self.seed = seed
         order = [np.arange(n) for n in (blocks, warps, WARP)]
@@ -53,6 +60,7 @@ class Threads:
         block, warp, lane = (x.ravel() for x in np.meshgrid(*order, indexing="ij"))
         thread = warp * WARP + lane
         self.block, self.thread, self.lane_id = block, thread, lane
+        self.bit = np.uint32(1) << lane.astype(np.uint32)
         self.place_of_lane = np.argsort(order[2])  # within a warp
         self.exists = thread < threads
         self.exited = ~self.exists

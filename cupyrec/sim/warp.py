@@ -37,11 +37,10 @@ def _shuffle(machine: Machine, function: Function, instruction: Instruction) -> 
     mode = instruction.parts[2]
     put, put_predicate = _sinks(machine, function, instruction, "b32")
     a, b, c = (machine.source(function, o, "u32") for o in instruction.operands[1:4])
-    lane_id = machine.lane_id
 
     def body(group: Group, mask: np.ndarray) -> None:
         t = group.t
-        lane, step, control = (x.astype(np.int64) for x in (lane_id[t], b[t] & 31, c[t]))
+        lane, step, control = (x.astype(np.int64) for x in (machine.lane_id[t], b[t] & 31, c[t]))
         clamp, segment = control & 31, control >> 8 & 31
         first = lane & segment
         last = first | clamp & ~segment
@@ -69,7 +68,7 @@ def _shuffle(machine: Machine, function: Function, instruction: Instruction) -> 
 def _ballot(machine: Machine, group: Group, true: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Of each thread: the bits of those in its mask for which `true` holds."""
     lanes = group.lanes
-    weights = np.where(true, np.int64(1) << machine.lane_id[lanes], 0)
+    weights = np.where(true, machine.bit[lanes], 0)
     bits = np.bincount(lanes >> 5, weights=weights, minlength=machine.warp_steps.size)
     return bits.astype(np.int64).astype(np.uint32)[lanes >> 5] & mask
 
@@ -101,13 +100,13 @@ def _match(machine: Machine, function: Function, instruction: Instruction) -> Bo
     mode, kind = instruction.parts[1], instruction.parts[-1]
     put, put_predicate = _sinks(machine, function, instruction, "b32")
     value = machine.source(function, instruction.operands[1], kind)
-    bit = np.uint64(1) << machine.lane_id.reshape(-1, 32).astype(np.uint64)
 
     def body(group: Group, mask: np.ndarray) -> None:
         warps, t = group.warps, group.t
-        every = np.broadcast_to(value[:], machine.lanes).reshape(-1, 32)[warps]
+        every = value[: machine.lanes].reshape(-1, 32)[warps]
+        bit = machine.bit.reshape(-1, 32)[warps].astype(np.uint64)
         same = every[:, :, None] == every[:, None, :]
-        bits = (same * bit[warps][:, None, :]).sum(axis=2).astype(np.uint32)
+        bits = (same * bit[:, None, :]).sum(axis=2).astype(np.uint32)
         full = np.zeros((machine.warp_steps.size, 32), np.uint32)
         full[warps] = bits
         equal = full.ravel()[t] & mask
