@@ -1,6 +1,7 @@
 """What the server answers: predictions, metadata, newer checkpoints, and what it refuses."""
 
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import time
@@ -247,6 +248,23 @@ def test_newer_checkpoints(tmp_path):
             assert client.is_server_ready()
         status, _, said = asks(server, body((1, 2)))
         assert (status, said["model_version"]) == (200, "v2")
+
+
+def test_a_connection_outlives_a_failure(tmp_path):
+    with (
+        serving(tmp_path, watch=0.0) as server,
+        contextlib.closing(http.client.HTTPConnection(server.host, server.port, 60)) as one,
+    ):
+        server.file.write_text("worse")
+        one.connect()
+        there = one.sock
+        for _ in range(3):
+            one.request("POST", "/v2/repository/models/sums/load")
+            answer = one.getresponse()
+            assert (answer.status, b"server: failed" in answer.read()) == (500, True)
+            one.request("GET", "/v2/health/live")
+            assert one.getresponse().read() == b'{"live":true}'
+            assert one.sock is there
 
 
 def test_a_folder_is_watched(tmp_path):

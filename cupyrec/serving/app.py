@@ -149,6 +149,9 @@ class App:
                     return
                 await send({"type": "http.response.start", "status": status, "headers": headers})
                 await send({"type": "http.response.body", "body": body})
+        elif scope["type"] == "http":
+            with contextlib.suppress(Exception):  # told by `_failed`; else the connection is closed
+                await self._others(scope, receive, send)
         else:
             await self._others(scope, receive, send)
 
