@@ -6,8 +6,8 @@ import pytest
 from cupyrec import sim
 from cupyrec.sim import kept
 from cupyrec.sim.heap import the_heap
+from cupyrec.sim.parser import parse
 from cupyrec.sim.program import Program
-from cupyrec.sim.ptx import parse
 
 SUM = """
 extern "C" __global__ void sum(const float* x, float* out, int n, int fault) {

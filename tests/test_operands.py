@@ -3,8 +3,9 @@ import pytest
 
 from cupyrec import sim
 from cupyrec.sim.operands import Operands
+from cupyrec.sim.parser import parse
 from cupyrec.sim.program import Program
-from cupyrec.sim.ptx import PtxError, parse
+from cupyrec.sim.ptx import PtxError
 
 PTX = """
 .version 8.0

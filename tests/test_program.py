@@ -1,7 +1,7 @@
 """What the launches of a kernel have in common."""
 
+from cupyrec.sim.parser import parse
 from cupyrec.sim.program import Program
-from cupyrec.sim.ptx import parse
 
 SOURCE = """
 .version 8.0

@@ -1,119 +1,7 @@
 import numpy as np
-import oracle
 import pytest
 
 from cupyrec.sim import ptx
-
-HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n"
-TEXT = (
-    HEADER
-    + """
-.file 1 "/src/own.cu"
-.file\t2 "/opt/include/cuda_fp16.h"
-.extern .func (.param .b32 func_retval0) vprintf (.param .b64 a, .param .b64 b);
-.const .align 4 .b8 table[8] = {1, 0, 0, 0, 2};
-.global .align 4 .u32 counter = 3;
-.global .align 8 .f64 third = 0d3FD5555555555555;
-.extern .shared .align 16 .b8 dynamic[];
-.func (.param .b32 out) helper(.param .b32 in) {
-    .reg .f32 %f<3>;
-    ld.param.f32 %f1, [in]; // a comment; with a semicolon
-    st.param.f32 [out+0], %f1;
-    ret;
-}
-.visible .entry f(.param .u64 .ptr .align 1 p, .param .align 8 .b8 q[24])
-.maxntid 128, 1, 1
-.minnctapersm 2
-{
-    .reg .pred %p<2>;
-    .reg .b32 %r<4>, %x;
-    .local .align 16 .b8 __local_depot0[32];
-    .loc 1 7 3
-    @!%p1 bra $L__BB0_2;
-    .loc 2 55 1, function_name $L__info_string0, inlined_at 1 8 5
-    { .reg .b32 t; mov.b32 t, 0f3F800000;
-      { .reg .b32 t; mov.b32 t, -5; add.s32 %r1, t, %r2; }
-      add.s32 %r2, t, -0x10;
-    }
-    ld.global.v2.f32 {%r1, %r2}, [%r3+-8];
-    ld.shared.u32 %r1, [dynamic+4];
-    setp.eq.and.s32 %p0|%p1, %r1, 1, !%p1;
-$L__BB0_2:
-    ret;
-}
-.section .debug_str { .b8 65 }
-"""
-)
-
-
-@pytest.fixture(scope="module")
-def module():
-    return ptx.parse(TEXT)
-
-
-def test_module_variables(module):
-    facts = {v.name: (v.space, v.size, v.align, v.data) for v in module.variables.values()}
-    assert facts == {
-        "table": ("const", 8, 4, bytes([1, 0, 0, 0, 2, 0, 0, 0])),
-        "counter": ("global", 4, 4, bytes([3, 0, 0, 0])),
-        "third": ("global", 8, 8, np.float64(1 / 3).tobytes()),
-        "dynamic": ("shared", 0, 16, None),
-    }
-
-
-def test_functions(module):
-    helper, kernel = module.functions["helper"], module.functions["f"]
-    assert [*module.functions] == ["helper", "f"]  # a declaration alone is none
-    assert (helper.entry, [v.name for v in helper.params], [v.name for v in helper.returns]) == (
-        False, ["in"], ["out"],
-    )  # fmt: skip
-    assert kernel.entry
-    assert [(v.name, v.size, v.align) for v in kernel.params] == [("p", 8, 8), ("q", 24, 8)]
-    assert kernel.variables["__local_depot0"].size == 32
-    assert kernel.labels == {"$L__BB0_2": 8}
-    assert kernel.registers["%p1"] == "pred"
-    assert kernel.registers["%r3"] == kernel.registers["%x"] == "b32"
-
-
-def test_operands(module):
-    code = module.functions["f"].code
-    assert (code[0].opcode, code[0].operands, code[0].guard) == ("bra", ("$L__BB0_2",), "!%p1")
-    outer, inner, add, last, load, shared, setp = code[1:8]
-    assert outer.operands[1] == 1.0
-    assert inner.operands[1] == -5
-    assert inner.operands[0] == add.operands[1] != outer.operands[0] == last.operands[1]
-    assert last.operands[2] == -16
-    assert load.operands == (("%r1", "%r2"), ptx.Address("%r3", -8))
-    assert load.parts == ("ld", "global", "v2", "f32")
-    assert shared.operands[1] == ptx.Address("dynamic", 4)
-    assert setp.operands == (("%p0", "%p1"), "%r1", 1, "!%p1")
-
-
-def test_lines(module):
-    code = module.functions["f"].code
-    assert code[0].source == ("own.cu", 7)
-    assert code[1].source == ("own.cu", 8)  # the line that calls what a header holds
-    assert TEXT.split("\n")[code[0].line - 1].strip().startswith("@!%p1 bra")
-    assert ptx.parse(TEXT).functions["helper"].code[0].source == ("", 0)
-
-
-def test_unknown_is_quoted(module):
-    error = module.functions["f"].code[5].unknown()
-    text = "sim: the instruction must be a known one, got 'ld.global.v2.f32 {%r1, %r2}, [%r3+-8]' "
-    assert str(error).startswith(text)
-    assert str(error).endswith("own.cu:8).")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("\n?", "sim: PTX must be readable, got '?' on PTX line 5."),
-        ("\nnonsense", "sim: PTX must have 'a declaration' on PTX line 5, got 'nonsense'."),
-    ],
-)
-def test_unreadable(text, message):
-    with pytest.raises(ptx.PtxError, match=oracle.sentence(message)):
-        ptx.parse(HEADER + text)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("b8", 1), ("f16x2", 4), ("u64", 8), ("pred", 1)])
@@ -121,14 +9,25 @@ def test_width(kind, size):
     assert ptx.width(kind) == size
 
 
-def test_variables_begin_with_addresses_of_others():
-    text = ".global .align 8 .u64 p[3] = {7, generic(other), last};"
-    variable = ptx.parse(HEADER + text).variables["p"]
-    assert variable.names == ((8, "other"), (16, "last"))
-    assert variable.data == (7).to_bytes(8, "little") + bytes(16)
+@pytest.mark.parametrize(
+    ("value", "kind", "bits"),
+    [
+        (-1, "u16", np.uint16(65535)), (1.5, "f32", np.float32(1.5)), (1.5, "b32", 0x3FC00000),
+        (0x3FC00000, "f32", np.float32(1.5)), (2, "pred", True), (-2, "s64", -2),
+    ],
+)  # fmt: skip
+def test_constants(value, kind, bits):
+    made = ptx.constant(value, kind)
+    assert (made, made.dtype) == (bits, ptx.dtype_of(kind))
 
 
-def test_places_in_textures_are_operands():
-    text = ".entry f() { tex.1d.v4.f32.s32 {%a, %b, %c, %d}, [%t, {%x}]; }"
-    (instruction,) = ptx.parse(HEADER + text).functions["f"].code
-    assert instruction.text == "tex.1d.v4.f32.s32 {%a, %b, %c, %d}, [%t, {%x}]"
+def test_unknown_is_quoted():
+    text = "ld.global.v2.f32\t{%r1,%r2},\n [ %r3 + -8 ] ;"
+    instruction = ptx.Instruction("ld.global.v2.f32", (), "", 17, ("own.cu", 8), text)
+    error = "got 'ld.global.v2.f32 {%r1, %r2}, [%r3+-8]' (PTX line 17, own.cu:8)."
+    assert str(instruction.unknown()) == f"sim: the instruction must be a known one, {error}"
+
+
+def test_names_in_operands():
+    operands = ("%r1", ("%r2", ptx.Address("tile", 4)), 7, 1.5)
+    assert ptx.names_in(operands) == ["%r1", "%r2", "tile"]

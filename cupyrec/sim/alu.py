@@ -5,7 +5,6 @@ The function takes one array per operand and returns one array per result.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -17,9 +16,19 @@ from cupyrec.sim.ptx import Instruction, dtype_of
 __all__ = ["decode"]
 
 
-@functools.lru_cache(maxsize=1 << 16)  # a small launch decodes for longer than it computes
+_rules: dict[tuple, Rule | None] = {}
+
+
 def decode(instruction: Instruction) -> Rule | None:
     """Return the rule of an instruction, None if it is none of these."""
+    opcode, operands = instruction.opcode, instruction.operands
+    key = opcode, isinstance((*operands, "")[0], tuple), opcode[:4] == "lop3" and operands[4:5]
+    if key not in _rules:
+        _rules[key] = _rule(instruction)
+    return _rules[key]
+
+
+def _rule(instruction: Instruction) -> Rule | None:
     root, *flags = instruction.parts
     if root == "cvt":
         return convert.decode(instruction)

@@ -17,8 +17,9 @@ from cupyrec.sim import kept, recorder
 from cupyrec.sim.arguments import Arguments
 from cupyrec.sim.heap import Allocation, the_heap
 from cupyrec.sim.machine import MAX_STEPS, Fault, Machine
+from cupyrec.sim.parser import parse
 from cupyrec.sim.program import Program
-from cupyrec.sim.ptx import Function, parse
+from cupyrec.sim.ptx import Function
 from cupyrec.sim.threads import padded
 
 __all__ = ["Executed", "Result", "run"]
