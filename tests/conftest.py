@@ -1,5 +1,6 @@
 """Hypothesis tries the same examples in every run, and waits for Numba to compile."""
 
+import gc
 import os
 import sys
 
@@ -12,6 +13,12 @@ from cupyrec.parallel import world
 
 settings.register_profile("cupyrec", deadline=None, derandomize=True)
 settings.load_profile("cupyrec")
+
+
+def pytest_collection_finish():
+    """What is there by now, thousands of tests among it, no collection looks through again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_logreport(report):
