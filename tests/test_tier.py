@@ -93,8 +93,12 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+CASES = [(name, "float32") for name in OPTIMIZERS]
+# Of 16 bits: a tier sees shorter rows and their keys, of whatever optimizer; one that catches up.
+CASES += [("sgd", "bfloat16"), ("catch_up_adam", "bfloat16")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_an_ssd_trains_to_the_same_bits(name, dtype, tmp_path):
     make = OPTIMIZERS[name]
     truth, _, rows = trained("cpu", Memory(), make, dtype=dtype)
@@ -105,18 +109,21 @@ def test_an_ssd_trains_to_the_same_bits(name, dtype, tmp_path):
 
 
 def test_host_memory_trains_to_the_same_bits_on_devices(xp):
+    """30 steps suffice: nearly every look-up evicts and writes back a cacheful, hundreds of rows
+    that were evicted come back with what they had learnt, and the host's memory grows."""
     make, device = OPTIMIZERS["adagrad"], arrays.name(xp)
-    truth, _, rows = trained(device, Memory(), make, kind=Small)
-    got, told, _ = trained(device, CachedHost(cache_rows=rows // 10), make, kind=Small)
+    truth, _, rows = trained(device, Memory(), make, steps=30, kind=Small)
+    got, (told,), _ = trained(device, CachedHost(cache_rows=1), make, steps=30, kind=Small)
     assert got == truth
-    assert all(metrics["evictions"] > rows for metrics in told)
+    assert told["evictions"] > 1.4 * rows > 1500
+    assert told["misses"] - rows > 600
 
 
 def test_all_caches_train_to_the_same_bits_on_devices(tmp_path, xp):
     make, device = OPTIMIZERS["catch_up_adam"], arrays.name(xp)
-    truth, *_ = trained(device, Memory(), make, steps=12)
+    truth, *_ = trained(device, Memory(), make, steps=8)
     both = CachedSSD(path=tmp_path, cache_rows=40, host_cache_rows=64, direct=True)
-    assert trained(device, both, make, steps=12)[0] == truth
+    assert trained(device, both, make, steps=8)[0] == truth
 
 
 def test_a_model_may_move_before_the_batch_that_it_was_told_of():
