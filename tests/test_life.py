@@ -72,25 +72,32 @@ def test_against_a_dict(batches, k, age, below, most):
         assert (last - 1, seen) == rows[i]
 
 
+def told_of(tier, device="cpu"):
+    """What a table is after some steps, and what it gave in them."""
+    cupyrec.manual_seed(0)
+    life = Life(admit_after=2, admit_probability=0.7, expire_after=4, max_ids=30, check_every=3)
+    made, optimizer = table(life, tier, device)
+    generator, losses = np.random.default_rng(0), []
+    for _ in range(9):
+        losses.append(step(made, optimizer, generator.zipf(1.3, 40) % 100 - 50).tobytes())
+    told = made.digest(), losses, sorted(ids_of(made)), len(made.group.candidates.store)
+    made.close()
+    return told
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return told_of(None)
+
+
 @pytest.mark.parametrize("tier", ["memory", "host", "ssd"])
 @pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_every_tier_and_device_keeps_the_same_ids_and_bits(tier, device, tmp_path):
-    def run(tier, device):
-        life = Life(admit_after=2, admit_probability=0.7, expire_after=4, max_ids=30, check_every=3)
-        made, optimizer = table(life, tier, device)
-        generator, losses = np.random.default_rng(0), []
-        for _ in range(9):
-            losses.append(step(made, optimizer, generator.zipf(1.3, 40) % 100 - 50).tobytes())
-        told = made.digest(), losses, sorted(ids_of(made)), len(made.group.candidates.store)
-        made.close()
-        return told
-
+def test_every_tier_and_device_keeps_the_same_ids_and_bits(tier, device, truth, tmp_path):
     tiers = {
         "memory": Memory(), "host": CachedHost(cache_rows=1),
         "ssd": CachedSSD(path=tmp_path, cache_rows=1),
     }  # fmt: skip
-    got = run(tiers[tier], device)
-    truth = run(None, "cpu")
+    got = told_of(tiers[tier], device)
     assert got[2:] == truth[2:]
     assert 0 < len(got[2]) <= 30
     if device == "cpu":

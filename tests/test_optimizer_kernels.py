@@ -58,8 +58,9 @@ def values(optimizer):
     return [arrays.to_host(a) for a in held]
 
 
-@every_class
-@pytest.mark.parametrize("clip_norm", [None, 2.0])
+@pytest.mark.parametrize(
+    ("kind", "clip_norm"), [(SGD, None), (SGD, 2.0), (Adagrad, None), (Adam, 2.0)]
+)
 def test_devices_agree(xp, kind, clip_norm):
     """Of what the CPU does the loops of test_optimizer.py are the oracle."""
     runs = []
@@ -80,10 +81,14 @@ def test_devices_agree(xp, kind, clip_norm):
         np.testing.assert_allclose(got, cpu, rtol=1e-5, atol=1e-6)
 
 
-@every_class
+# One kernel looks for what is not finite, and tells each optimizer's.
 @pytest.mark.parametrize(
-    ("wrong", "value"), [("loss", math.inf), ("dense", math.nan), ("rows", math.inf)]
-)
+    ("kind", "wrong", "value"),
+    [
+        (SGD, "loss", math.inf), (SGD, "dense", math.nan), (SGD, "rows", math.inf),
+        (Adagrad, "dense", math.nan), (Adam, "loss", math.inf),
+    ],
+)  # fmt: skip
 def test_what_is_not_finite_updates_nothing(xp, kind, wrong, value):
     parameters, groups = parameters_on(xp), groups_on(xp)
     optimizer = kind(

@@ -199,7 +199,7 @@ def train(kind, options, device="cpu", dtype="float32", steps=4):
 @every_optimizer
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_devices_agree(kind, options, dtype):
-    (here, dense), (there, moved) = (train(kind, options, d, dtype) for d in ("cpu", "sim"))
+    (here, dense), (there, moved) = (train(kind, options, d, dtype, 3) for d in ("cpu", "sim"))
     np.testing.assert_allclose(moved, dense, rtol=1e-5, atol=1e-6)
     truth = dict(zip(*here.export_table(0), strict=True))
     close = dict(rtol=1e-4, atol=1e-5) if dtype == "float32" else dict(rtol=2e-2, atol=1e-3)

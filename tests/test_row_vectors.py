@@ -222,9 +222,11 @@ def test_a_model_learns_the_same_bits(xp, monkeypatch, dtype, amp):
             out = it(dense, ids)
             out.backward(xp.ones(out.shape, out.dtype))
             optimizer.step()
+            result.append(out.data)
             it.eval()
-            with cupyrec.no_grad():
-                result += [out.data, it(dense, ids + 2).data]  # some of these ids are unseen
+            if step in (0, 3):
+                with cupyrec.no_grad():
+                    result.append(it(dense, ids + 2).data)  # some of these ids are unseen
         group = it.embedding.group
         result += [*it.state_dict().values(), group.store.export_rows(0, len(group.store)).vectors]
         results.append([arrays.to_host(a) for a in result])
