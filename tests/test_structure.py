@@ -3,9 +3,10 @@
 import ast
 import collections
 import fnmatch
+import functools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -150,15 +151,24 @@ def test_long_file() -> None:
 # What the source of one module says: rules of (module's dotted name, its syntax tree)
 
 
-def imports(module: str, tree: ast.AST) -> Iterator[str]:
-    """Dotted names of what is imported below `tree`; of ``from a import b`` that is a.b."""
-    for node in ast.walk(tree):
+@functools.lru_cache(maxsize=1)  # a walk takes longer than what a rule asks of the nodes
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
+def imports(module: str, tree: ast.Module) -> Iterator[str]:
+    """Dotted names of what is imported; of ``from a import b`` that is a.b."""
+    return (name for name, _ in lines_of_imports(module, tree))
+
+
+def lines_of_imports(module: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             start = module.split(".")[: -node.level] if node.level else []
             base = ".".join([*start, *filter(None, [node.module])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
 
 
 def layer_of(name: str) -> str:
@@ -190,22 +200,27 @@ def foreign_imports(module: str, tree: ast.Module) -> list[str]:
 
 def nested_imports(module: str, tree: ast.Module) -> list[str]:
     functions = [
-        n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+        range(n.lineno, n.end_lineno + 1)
+        for n in nodes(tree)
+        if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
-    names = {name for function in functions for name in imports(module, function)}
+    every = lines_of_imports(module, tree)
+    names = {name for name, line in every if any(line in lines for lines in functions)}
     names -= {n for n in names if n.startswith("cupyrec.sim")}  # an extra, and 0.7 s to import
     allowed = OPTIONAL | AT_WORK.get(module, set())
     hidden = [f"imports {n} inside a function" for n in names if n.split(".")[0] not in allowed]
     if module.startswith("cupyrec."):
         hidden += [
-            f"calls {name}" for name in called(tree) if name in {"import_module", "__import__"}
+            f"calls {name}"
+            for name in called(nodes(tree))
+            if name in {"import_module", "__import__"}
         ]
     return hidden
 
 
-def called(tree: ast.AST) -> Iterator[str]:
+def called(found: Iterable[ast.AST]) -> Iterator[str]:
     """Last part of the name of each function that is called."""
-    for node in ast.walk(tree):
+    for node in found:
         if isinstance(node, ast.Call):
             yield getattr(node.func, "id", getattr(node.func, "attr", ""))
 
@@ -224,7 +239,7 @@ def sentence(node: ast.expr) -> str | None:
 def unclear_errors(module: str, tree: ast.Module) -> list[str]:
     """Errors are sentences *where: rule, values.*"""
     complaints = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         error = node.exc if isinstance(node, ast.Raise) else None
         name = getattr(getattr(error, "func", error), "id", None)
         if name in {"ValueError", "TypeError"}:
@@ -236,7 +251,7 @@ def unclear_errors(module: str, tree: ast.Module) -> list[str]:
 
 def output(module: str, tree: ast.Module) -> list[str]:
     """The library logs to "cupyrec" and never prints; the CLI writes its results."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(tree) if isinstance(node, ast.Call)]
     names = [ast.unparse(call.func) for call in calls]
     prints = [n for n in names if n == "print" and module[8:] not in COMMANDS]
     loggers = [ast.unparse(c) for c in calls if ast.unparse(c.func).endswith("getLogger")]
@@ -267,41 +282,53 @@ def unhinted(module: str, tree: ast.Module) -> list[str]:
 def idle_tests(module: str, tree: ast.Module) -> list[str]:
     """Tests, and the helpers they lean on, without an assertion that can fail."""
     complaints = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef) and re.match(r"(test|check|assert)_", node.name):
+            body = list(ast.walk(node))
             asserts = [
                 n
-                for n in ast.walk(node)
+                for n in body
                 if isinstance(n, ast.Assert) and not isinstance(n.test, (ast.Constant, ast.Tuple))
             ]
-            leans = [n for n in called(node) if re.match(r"raises$|warns$|(check|assert)_", n)]
+            leans = [n for n in called(body) if re.match(r"raises$|warns$|(check|assert)_", n)]
             if not asserts + leans:
                 complaints.append(f"{node.name} asserts nothing")
     return complaints
 
 
-def modules(*folders: str) -> dict[str, ast.Module]:
-    """Dotted name -> syntax tree of each Python file below the folders."""
+def modules(*folders: str) -> dict[str, str]:
+    """Dotted name -> path of each Python file below the folders."""
     files = [f for f in tree_files() if f.endswith(".py") and f.split("/")[0] in folders]
     names = [f.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for f in files]
-    return {n: ast.parse((ROOT / f).read_text(), f) for n, f in zip(names, files, strict=True)}
+    return dict(zip(names, files, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("rule", "folders"),
-    [
-        (upward_imports, ["cupyrec"]),
-        (foreign_imports, ["cupyrec"]),
-        (nested_imports, ["cupyrec", "kernels", "scripts", "tests"]),
-        (unclear_errors, ["cupyrec"]),
-        (output, ["cupyrec"]),
-        (unhinted, ["cupyrec"]),
-        (idle_tests, ["tests"]),
-    ],
-)
-def test_source_keeps(rule: Callable, folders: list[str]) -> None:
-    complaints = [f"{n}: {c}" for n, tree in modules(*folders).items() for c in rule(n, tree)]
-    assert not complaints, "\n".join(complaints)
+RULES = {
+    upward_imports: {"cupyrec"},
+    foreign_imports: {"cupyrec"},
+    nested_imports: {"cupyrec", "kernels", "scripts", "tests"},
+    unclear_errors: {"cupyrec"},
+    output: {"cupyrec"},
+    unhinted: {"cupyrec"},
+    idle_tests: {"tests"},
+}
+
+
+@pytest.fixture(scope="module")
+def complaints() -> dict[Callable, list[str]]:
+    """Of each rule; a file is parsed once for all of them."""
+    found: dict[Callable, list[str]] = {rule: [] for rule in RULES}
+    for name, file in modules(*set().union(*RULES.values())).items():
+        tree = ast.parse((ROOT / file).read_text(), file)
+        for rule, folders in RULES.items():
+            if name.split(".")[0] in folders:
+                found[rule] += [f"{name}: {complaint}" for complaint in rule(name, tree)]
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_source_keeps(rule: Callable, complaints: dict[Callable, list[str]]) -> None:
+    assert not complaints[rule], "\n".join(complaints[rule])
 
 
 @pytest.mark.parametrize(
