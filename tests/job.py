@@ -12,10 +12,11 @@ import contextlib, os, signal, sys, threading, time
 from cupyrec import activity
 from cupyrec.interruption import interruption
 from cupyrec.parallel import Communicator, world
-Communicator.stall_timeout = 2.0
+Communicator.stall_timeout = 10.0  # so often do ranks tell each other where they stand
 ranks = world()
 for ranks.step in range(1, 4):
     ranks.barrier("keys")
+ranks.stall_timeout = {stall_timeout}
 with {context}:
     if ranks.rank == {culprit}:
         open({moment!r}, "w").close()
@@ -39,10 +40,17 @@ def job(
     ranks: int = 2,
     culprit: int = 1,
     context: str = "contextlib.nullcontext()",
+    stall_timeout: float = 60.0,
 ) -> Ended:
-    """Let `culprit` do `fault` after the third step's "keys", when the others go on to "rows"."""
+    """Let `culprit` do `fault` after the third step's "keys", when the others go on to "rows".
+
+    Only from then on is it short, since a process may wait long for a core of a busy machine.
+    """
     moment = folder / "moment"
-    text = _PROGRAM.format(fault=fault, culprit=culprit, context=context, moment=str(moment))
+    text = _PROGRAM.format(
+        fault=fault, culprit=culprit, context=context, moment=str(moment),
+        stall_timeout=stall_timeout,
+    )  # fmt: skip
     ended = launch(folder, text, ranks)
     return Ended(ended.returncode, ended.stdout, ended.stderr, time.time() - moment.stat().st_mtime)
 

@@ -37,7 +37,7 @@ def test_what_nobody_catches_ends_all_ranks(
 ) -> None:
     ended = job(tmp_path, fault)
     assert ended.code == code
-    assert ended.seconds < 30
+    assert ended.seconds < 60
     assert f"rank 1 of 2 failed {cause}" in ended.err
     assert "Traceback" in ended.err
     assert OTHER in ended.err
@@ -46,14 +46,14 @@ def test_what_nobody_catches_ends_all_ranks(
 
 def test_the_command_ends_all_ranks_with_its_exit_code(tmp_path: Path) -> None:
     ended = job(tmp_path, "import cupyrec.cli; cupyrec.cli._fail(OSError('no file'), 3)")
-    assert (ended.code, ended.seconds < 30) == (3, True)
+    assert (ended.code, ended.seconds < 60) == (3, True)
     assert "rank 1 of 2 failed after 'keys' (call 6) at step 3: OSError: no file\n" in ended.err
 
 
 def test_what_all_ranks_fail_by_is_told_once(tmp_path: Path) -> None:
     usage = "import cupyrec.cli; cupyrec.cli._fail(cupyrec.cli.UsageError('no option'), 2)"
     ended = job(tmp_path, f"pass\n    {usage}")
-    assert (ended.code, ended.seconds < 30) == (2, True)
+    assert (ended.code, ended.seconds < 60) == (2, True)
     assert ended.err.count("no option") == 1
     assert "rank 0 of 2 failed after 'keys' (call 6) at step 3: UsageError: no option" in ended.err
     assert "rank 1 of 2 got SIGTERM after 'keys' (call 6) at step 3, failing by Usage" in ended.err
@@ -61,7 +61,7 @@ def test_what_all_ranks_fail_by_is_told_once(tmp_path: Path) -> None:
 
 def test_an_interruption_of_all_ranks_is_told_once(tmp_path: Path) -> None:
     ended = job(tmp_path, "pass\n    raise KeyboardInterrupt('a wish')")
-    assert (ended.code, ended.seconds < 30) == (130, True)
+    assert (ended.code, ended.seconds < 60) == (130, True)
     assert ended.err.count("Traceback") == 1
     assert "rank 0 of 2 failed after 'keys' (call 6) at step 3: KeyboardInter" in ended.err
     assert "rank 1 of 2 got SIGTERM after 'keys' (call 6) at step 3, failing by Keyb" in ended.err
@@ -91,7 +91,7 @@ def test_a_rank_that_sends_more_than_is_expected_is_told_of(tmp_path: Path) -> N
         "    ranks.all_to_all('rows', Transfer(*given))"
     )
     ended = job(tmp_path, fault)
-    assert (ended.code, ended.seconds < 30) == (1, True)
+    assert (ended.code, ended.seconds < 60) == (1, True)
     assert "failed after 'rows' (call 7) at step 3: RuntimeError: rows: all ranks must" in ended.err
 
 
@@ -110,14 +110,16 @@ def test_others_of_a_killed_rank_say_where_they_stood(tmp_path: Path, context: s
     """Within `interruption` as well, which takes SIGTERM for a wish."""
     ended = job(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", context=context)
     assert ended.code == 128 + signal.SIGKILL
-    assert ended.seconds < 30
+    assert ended.seconds < 60
     assert OTHER in ended.err
 
 
 def test_mpirun_passes_a_wish_on_to_all_ranks(tmp_path: Path) -> None:
     """As it does neither Ctrl-C nor SIGTERM, at which it kills them."""
     fault = (
-        "time.sleep(1)  # until the other listens too\n"
+        "pass\n"
+        "    ranks.barrier('both listen')\n"
+        "    if ranks.rank == 1:\n"
         "        os.kill(os.getppid(), signal.SIGUSR1)\n"
         "    while not wishes:\n"
         "        time.sleep(.01)\n"
@@ -128,7 +130,7 @@ def test_mpirun_passes_a_wish_on_to_all_ranks(tmp_path: Path) -> None:
     assert sorted(line for line in ended.out.splitlines() if "heard" in line) == [
         "rank 0 heard SIGUSR1", "rank 1 heard SIGUSR1",
     ]  # fmt: skip
-    assert ended.seconds < 30
+    assert ended.seconds < 60
 
 
 def test_a_forked_child_is_no_rank(tmp_path: Path) -> None:
@@ -186,6 +188,17 @@ def test_a_deadline_ends_the_process_whatever_python_does() -> None:
             pass
 
 
+def test_a_deadline_that_was_kept_ends_nothing() -> None:
+    child = os.fork()
+    if not child:
+        for message in ("", "too late"):
+            with failure.deadline(3, message):
+                pass
+        time.sleep(5)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_deadline_says_what_was_not_done(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
@@ -195,6 +208,3 @@ def test_a_deadline_says_what_was_not_done(tmp_path: Path) -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 256
     assert (tmp_path / "told").read_text() == "too late\n"
-    with failure.deadline(0.1, "too late"):
-        pass
-    time.sleep(0.3)

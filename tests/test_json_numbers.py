@@ -79,9 +79,9 @@ def test_of_names_that_are_there_twice_the_last_one_holds(text):
 
 def test_many_names_are_read_in_linear_time():
     said = {str(number): 1 for number in range(100_000)}
-    start = time.monotonic()
+    start = time.thread_time()
     assert loads(json.dumps(said).encode()) == said
-    assert time.monotonic() - start < 10  # each looked for from the first one on takes a minute
+    assert time.thread_time() - start < 10  # each looked for from the first one on takes a minute
 
 
 def test_many_lists_are_left_to_orjson(monkeypatch):

@@ -119,4 +119,4 @@ def test_what_is_refused_slowly_is_not_looked_at_all_the_time():
     asyncio.run(watch())
     pauses = [after - before for before, after in itertools.pairwise(times)]
     assert min(pauses[:2]) >= 1.0
-    assert sum(pauses[2:]) < sum(pauses[:2])
+    assert min(pauses[2:]) < 1.0

@@ -163,11 +163,12 @@ def test_without_a_timeout_ranks_come_when_they_do(tmp_path: Path) -> None:
 FINALIZED = """
 import time
 from cupyrec.parallel import Communicator, world
-Communicator.stall_timeout = 2.0
+Communicator.stall_timeout = 10.0
 ranks = world()
 from mpi4py import MPI
 ranks.barrier("a test")
 MPI.Finalize()
+ranks.stall_timeout = 1.0
 time.sleep(3)
 print("rank", ranks.rank, "is through")
 """
