@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cupyrec.sim.threads import Group, Threads
+from cupyrec.sim.threads import Group, Threads, padded, warps_of
 
 
 def places(threads):
@@ -61,3 +61,9 @@ def test_group():
     )
     assert whole.where(np.ones(64, bool)) is whole
     assert whole.where(np.zeros(64, bool)) is None
+
+
+def test_warps():
+    assert padded((3, 2, 1), (4, 5, 2)) == Threads((3, 2, 1), (4, 5, 2), 0).lanes == 6 * 64
+    assert warps_of(np.array([31, 32, 63, 160])).tolist() == [0, 1, 5]
+    assert Group(np.arange(31, 65)).warps.tolist() == [0, 1, 2]

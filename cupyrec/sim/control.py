@@ -8,6 +8,7 @@ import numpy as np
 
 from cupyrec.sim import barriers, matrix, warp, wmma
 from cupyrec.sim.ptx import Function, Instruction
+from cupyrec.sim.threads import WARP, warps_of
 
 if TYPE_CHECKING:
     from cupyrec.sim.machine import Group, Machine, Step
@@ -66,13 +67,14 @@ def _branch(machine: Machine, function: Function, instruction: Instruction, pc: 
 
     def step(group: Group) -> tuple | None:
         chosen = guard[group.t]
-        if chosen.all():
+        number = np.count_nonzero(chosen)
+        if number == chosen.size:
             return target, group
-        if not chosen.any():
+        if not number:
             return None
         taken, rest = group.lanes[chosen], group.lanes[~chosen]
-        both = np.intersect1d(taken >> 5, rest >> 5, assume_unique=False)
-        machine.costs[pc]["divergent_branches"] += both.size
+        parts = warps_of(taken).size + warps_of(rest).size
+        machine.costs[pc]["divergent_branches"] += parts - group.warps.size
         if target > pc:
             machine.put(target, taken)
             return pc + 1, type(group)(rest)
@@ -186,20 +188,21 @@ def _meet(machine: Machine, function: Function, instruction: Instruction, pc: in
                 return _pass_by(machine, pc, group, short)
         lanes = group.lanes
         named = mask[group.t] & machine.existing[group.t]
+        whole_warps = lanes.size == WARP * group.warps.size
         if pc in machine.parked:
+            whole_warps = False
             lanes = np.sort(np.concatenate([*machine.parked.pop(pc), lanes]))
             named = mask[lanes] & machine.existing[lanes]
         warps = lanes >> 5
-        size = machine.warp_steps.size
-        present = np.bincount(warps, weights=machine.bit[lanes], minlength=size).astype(np.uint32)[
-            warps
-        ]
-        here = (named & ~present) == 0
-        if not here.all():
-            machine.parked[pc] = [lanes[~here]]
-            lanes, named, warps = lanes[here], named[here], warps[here]
-            if not lanes.size:
-                return pc, None
+        if not whole_warps:
+            bits, size = machine.bit[lanes], machine.warp_steps.size
+            present = np.bincount(warps, weights=bits, minlength=size).astype(np.uint32)[warps]
+            here = (named & ~present) == 0
+            if not here.all():
+                machine.parked[pc] = [lanes[~here]]
+                lanes, named, warps = lanes[here], named[here], warps[here]
+                if not lanes.size:
+                    return pc, None
         if lanes is not group.lanes:  # as many may be others
             group = type(group)(lanes)
         body(group, named)

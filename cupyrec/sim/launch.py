@@ -19,7 +19,7 @@ from cupyrec.sim.heap import Allocation, the_heap
 from cupyrec.sim.machine import MAX_STEPS, Fault, Machine
 from cupyrec.sim.parser import parse
 from cupyrec.sim.program import Program
-from cupyrec.sim.ptx import Function
+from cupyrec.sim.ptx import Function, Instruction
 from cupyrec.sim.threads import padded
 
 __all__ = ["Executed", "Result", "run"]
@@ -54,7 +54,19 @@ class Result:
     counts: dict[str, float]
     classes: dict[str, int]
     touched: dict[str, tuple[int, int]]  # array or variable -> distinct bytes read and written
-    executed: list[Executed]
+    _code: list[tuple[Function, Instruction]] = dataclasses.field(repr=False)
+    _spent: tuple[list[int], list[int], dict[int, Mapping[str, int]]] = dataclasses.field(
+        repr=False
+    )
+
+    @functools.cached_property
+    def executed(self) -> list[Executed]:
+        """What was spent on each instruction, in their order."""
+        issued, threads, costs = self._spent
+        return [
+            Executed(one.opcode, one.source, issued[pc], threads[pc], costs.get(pc, {}))
+            for pc, (_, one) in enumerate(self._code) if issued[pc]
+        ]  # fmt: skip
 
 
 def run(
@@ -229,21 +241,15 @@ def _check_shared(machine: Machine, shared: int) -> None:
 
 
 def _result(machine: Machine, found: list[tuple[Allocation, int, int]]) -> Result:
-    executed = [
-        Executed(instruction.opcode, instruction.source, warps, threads, machine.costs.get(pc, {}))
-        for pc, ((_, instruction), warps, threads) in enumerate(
-            zip(machine.code, machine.issued, machine.threads, strict=True)
-        ) if warps
-    ]  # fmt: skip
     classes: dict[str, int] = {}
+    for kind, warps in zip(machine.program.classes, machine.issued, strict=True):
+        if warps:
+            classes[kind] = classes.get(kind, 0) + warps
     counts = dict.fromkeys(
         ["sectors", "requests", "bank_conflicts", "shared_wavefronts", "divergent_branches"], 0
     )
-    for one in executed:
-        kind = one.opcode.split(".")[0]
-        kind = one.opcode if kind == "cp" else kind  # copies, and waits for them
-        classes[kind] = classes.get(kind, 0) + one.warps
-        for name, n in one.counts.items():
+    for cost in machine.costs.values():
+        for name, n in cost.items():
             counts[name] += n
     touched: dict[str, tuple[int, int]] = {}
     for allocation, reads, writes in found:
@@ -257,4 +263,5 @@ def _result(machine: Machine, found: list[tuple[Allocation, int, int]]) -> Resul
         "longest_warp": int(real.max()),
         "mean_warp": math.fsum(real) / real.size,
     }
-    return Result(machine.faults, counts, classes, touched, executed)
+    spent = machine.issued, machine.threads, machine.costs
+    return Result(machine.faults, counts, classes, touched, machine.code, spent)

@@ -211,7 +211,13 @@ class Machine(Operands, Threads):
             for target, kind in zip(targets, results, strict=False)
         ]
         sources = [self.source(function, o, k) for o, k in zip(operands, kinds, strict=False)]
-        if len(sinks) == 1:
+        if len(sinks) == 1 and len(sources) == 2:  # most instructions
+            (put,), (a, b) = sinks, sources
+
+            def step(group: Group) -> None:
+                t = group.t
+                put(t, compute(a[t], b[t]))
+        elif len(sinks) == 1:
             put = sinks[0]
 
             def step(group: Group) -> None:
@@ -283,7 +289,8 @@ class Machine(Operands, Threads):
 
         For its first `free` steps it may pass them.
         """
-        steps, issued, queue, trace = self.steps, self.issued, self.queue, self.trace
+        steps, queue, trace = self.steps, self.queue, self.trace
+        issued, threads = self.issued, self.threads
         turn, begin = self.now + TURN, self.now
         while True:
             if queue and self.now - begin >= free and pc >= queue[0]:
@@ -305,7 +312,7 @@ class Machine(Operands, Threads):
                 return self._give_up(pc, group)
             trace.append(pc)
             issued[pc] += group.warps.size
-            self.threads[pc] += group.lanes.size
+            threads[pc] += group.lanes.size
             step = steps[pc] or self.decode(pc)
             jump = step(group)
             if jump is None:

@@ -20,6 +20,8 @@ class Program:
     code : list of (Function, Instruction)
     start : dict
         Of each function the number of its first instruction.
+    classes : list of str
+        Of each instruction: the first part of its opcode, of ``cp`` all of it.
     used : set of str
         Registers and variables that the code or other variables name.
     grain : int
@@ -32,6 +34,7 @@ class Program:
         starts = itertools.accumulate((len(f.code) for f in self.functions), initial=0)
         self.start = {f.name: at for f, at in zip(self.functions, starts, strict=False)}
         self.code = [(f, i) for f in self.functions for i in f.code]
+        self.classes = [_class(i) for _, i in self.code]
         self.used = used = {name for _, i in self.code for name in names_in(i.operands)}
         while more := {n for v in module.variables.values() if v.name in used
                        for _, n in v.names} - used:  # fmt: skip
@@ -41,6 +44,11 @@ class Program:
             if i.parts[0] in access.MEMORY and ".param" not in i.opcode
         ]  # fmt: skip
         self.grain = min([16, *widths])
+
+
+def _class(instruction: Instruction) -> str:
+    root = instruction.parts[0]
+    return instruction.opcode if root == "cp" else root  # copies, and waits for them
 
 
 def _reachable(module: Module, kernel: Function) -> list[Function]:

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-__all__ = ["WARP", "Group", "Threads", "padded"]
+__all__ = ["WARP", "Group", "Threads", "padded", "warps_of"]
 
 WARP = 32
 
@@ -24,16 +24,26 @@ class Group:
     def __init__(self, lanes: np.ndarray) -> None:
         self.lanes = lanes
         start, stop = int(lanes[0]), int(lanes[-1]) + 1
-        self.t = slice(start, stop) if stop - start == lanes.size else lanes
-        places = lanes >> 5
-        self.warps = places[np.flatnonzero(np.diff(places, prepend=-1))]
+        if stop - start == lanes.size:
+            self.t = slice(start, stop)
+            self.warps = np.arange(start >> 5, (stop - 1 >> 5) + 1)
+        else:
+            self.t, self.warps = lanes, warps_of(lanes)
 
     def where(self, chosen: np.ndarray) -> Group | None:
         """Those of the group for which `chosen` holds."""
-        if chosen.all():
+        number = np.count_nonzero(chosen)
+        if number == chosen.size:
             return self
-        lanes = self.lanes[chosen]
-        return Group(lanes) if lanes.size else None
+        return Group(self.lanes[chosen]) if number else None
+
+
+def warps_of(lanes: np.ndarray) -> np.ndarray:
+    """Return the warps that lanes in their order belong to."""
+    places = lanes >> 5
+    first = np.ones(lanes.size, bool)
+    np.not_equal(places[1:], places[:-1], out=first[1:])
+    return places[first]
 
 
 def padded(grid: tuple[int, int, int], block_shape: tuple[int, int, int]) -> int:
