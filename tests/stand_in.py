@@ -1,6 +1,7 @@
 """A server as a process, with a predictor that does what tests ask for."""
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -12,10 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+_LOGGER = logging.getLogger("cupyrec")
+
 
 class StandIn:
     """Tells the sum of a row; a row that begins with 1000 takes as many seconds as its second
-    number says, one with 2000 is not finite, one with 3000 fails. The version is what the first
+    number says, or until there is a file 'enough' (both are logged when they begin), one with
+    2000 is not finite, one with 3000 fails. The version is what the first
     line of its file says, 'bad' one that is no checkpoint, 'slow' one that takes a minute,
     'lost' one after which none is there."""
 
@@ -30,11 +34,20 @@ class StandIn:
         with self._lock:
             version = self.version
             first = dense[:, :1]
-            time.sleep(float(np.where(first == 1000, dense[:, 1:], 0).max(initial=0)))
+            self._compute(float(np.where(first == 1000, dense[:, 1:], 0).max(initial=0)))
             if (first == 3000).any():
                 raise RuntimeError("asked to fail")
             values = dense.sum(axis=1, keepdims=True) + ids
             return np.where(first == 2000, np.nan, values).astype(np.float32), version
+
+    def _compute(self, seconds):
+        if not seconds:
+            return
+        _LOGGER.info("computing for %g s", seconds)
+        enough, end = self.path.with_name("enough"), time.monotonic() + seconds
+        while time.monotonic() < end and not enough.exists():
+            time.sleep(0.01)
+        enough.unlink(missing_ok=True)
 
     @property
     def is_open(self):
@@ -42,6 +55,8 @@ class StandIn:
 
     def update(self, file):
         version = Path(file).read_text().strip()
+        if version == "slow":
+            _LOGGER.info("reading what is slow")
         time.sleep(60 if version == "slow" else 0.05)
         if version == "bad":
             raise ValueError("checkpoint: must be one, got none.")
@@ -57,6 +72,7 @@ import logging, pathlib, sys
 sys.path.insert(0, {tests!r})
 from cupyrec.serving import server
 import stand_in
+server._MOMENT = 3.0  # a client may wait long for a core
 logging.basicConfig(format="%(message)s", stream=sys.stderr)
 logging.getLogger("cupyrec").setLevel(logging.INFO)
 with server.bind("127.0.0.1", 0) as listening:
@@ -96,10 +112,14 @@ class Serving:
             time.sleep(0.01)
         return found
 
+    def enough(self):
+        """Let a request that takes long be answered."""
+        self.file.with_name("enough").touch()
+
     def send(self, number):
         self.process.send_signal(number)
 
-    def code(self, seconds=30):
+    def code(self, seconds=60):
         code = self.process.wait(seconds)
         self._reads.join()
         return code

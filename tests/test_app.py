@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import threading
 import time
 
 import numpy as np
@@ -24,7 +25,7 @@ def server(tmp_path_factory):
 @pytest.fixture
 def ask(server):
     """Ask on one connection; the answer as status and JSON."""
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
 
     def asked(method, path, content=None, **headers):
         content = json.dumps(content) if isinstance(content, (dict, list)) else content
@@ -180,7 +181,7 @@ def test_metrics(ask):
 
 
 def asks(server, content):
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
     try:
         connection.request("POST", "/v2/models/sums/infer", json.dumps(content))
         answer = connection.getresponse()
@@ -192,11 +193,13 @@ def asks(server, content):
 def test_a_full_queue_says_try_again(server):
     rows = [(1, 1)] * 60
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        slow = pool.submit(asks, server, body((1000, 1.5)))
-        time.sleep(0.3)
-        answers = [
-            one.result() for one in [pool.submit(asks, server, body(*rows)) for _ in "12345"]
-        ]
+        slow = pool.submit(asks, server, body((1000, 60)))
+        server.check_says("computing for 60 s")
+        asked = [pool.submit(asks, server, body(*rows)) for _ in "12345"]
+        done = concurrent.futures.as_completed(asked, timeout=60)
+        answers = [next(done).result() for _ in "123"]
+        server.enough()
+        answers += [one.result() for one in done]
         assert slow.result()[0] == 200
     assert sorted(status for status, _, _ in answers) == [200, 200, 503, 503, 503]
     for status, after, said in answers:
@@ -280,12 +283,14 @@ def test_a_folder_is_watched(tmp_path):
 
 def test_no_answer_is_lost_or_mixed_while_versions_change(tmp_path):
     with serving(tmp_path) as server:
-        stop = time.monotonic() + 3
+        started = threading.Barrier(9, timeout=60)
 
         def client(_):
             versions = []
-            connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
-            while time.monotonic() < stop:
+            connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
+            while versions[-1:] != [11]:
+                if len(versions) == 1:
+                    started.wait()
                 connection.request("POST", "/v2/models/sums/infer", json.dumps(body((1, 2))))
                 answer = connection.getresponse()
                 said = json.loads(answer.read())
@@ -296,7 +301,8 @@ def test_no_answer_is_lost_or_mixed_while_versions_change(tmp_path):
 
         with concurrent.futures.ThreadPoolExecutor(9) as pool:
             clients = pool.map(client, range(8))
-            connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+            connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
+            started.wait()
             for version in range(2, 12):
                 server.file.write_text(f"v{version}")
                 connection.request("POST", "/v2/repository/models/sums/load")

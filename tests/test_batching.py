@@ -271,6 +271,7 @@ def test_closing_cancels_who_waits():
         batcher.close()
         await asyncio.sleep(0.01)
         assert (len((await asked[0])[0]), asked[1].cancelled()) == (1, True)
+        await asyncio.to_thread(batcher._thread.join, 60)
         assert not batcher._thread.is_alive()
 
     asyncio.run(run())

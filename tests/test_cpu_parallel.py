@@ -31,7 +31,7 @@ def test_parallel_calls_each_block_once(threads, n, block):
 
 
 def test_parallel_runs_on_as_many_threads_as_set(threads):
-    meeting = threading.Barrier(threads, timeout=30)  # passed only if so many are there at once
+    meeting = threading.Barrier(threads, timeout=60)  # passed only if so many are there at once
     workers = set()
 
     def work(i, j):
@@ -56,7 +56,7 @@ def test_parallel_raises_what_a_block_raises(threads):
 
 
 def test_parallel_raises_once_no_block_runs():
-    before, meeting = cpu.num_threads(), threading.Barrier(4, timeout=30)
+    before, meeting = cpu.num_threads(), threading.Barrier(4, timeout=60)
     caller, running = threading.get_ident(), set()
 
     def work(i, j):
@@ -79,7 +79,7 @@ def test_parallel_raises_once_no_block_runs():
 
 
 def test_blocks_find_the_context_of_the_caller(threads):
-    meeting = threading.Barrier(threads, timeout=30)
+    meeting = threading.Barrier(threads, timeout=60)
     seen = []
 
     def work(i, j):
@@ -168,7 +168,7 @@ def test_no_room_for_threads_leaves_the_work_to_those_there_are(monkeypatch):
 def test_an_error_keeps_nothing_of_what_the_work_held(threads):
     held = np.zeros(3)
     reference = weakref.ref(held)
-    meeting = threading.Barrier(threads, timeout=30)
+    meeting = threading.Barrier(threads, timeout=60)
 
     def work(i, j, held=held):
         meeting.wait()
@@ -188,12 +188,14 @@ def test_an_error_keeps_nothing_of_what_the_work_held(threads):
 
 
 def test_threads_without_work_go_to_sleep(threads):
-    meeting = threading.Barrier(threads, timeout=30)
+    meeting = threading.Barrier(threads, timeout=60)
     cpu.parallel(lambda i, j: meeting.wait(), threads, 1)
-    time.sleep(0.2)
-    before = time.process_time()
-    time.sleep(1)
-    assert time.process_time() - before < 0.5
+    for _ in range(60):  # they spin a moment
+        before = time.process_time()
+        time.sleep(0.5)
+        if (used := time.process_time() - before) < 0.25:
+            break
+    assert used < 0.25
 
 
 def test_a_job_that_nobody_took_up_is_forgotten(threads):
@@ -244,12 +246,13 @@ def test_an_interrupt_comes_when_no_block_runs(delays):
 
 
 def test_jobs_that_nobody_took_up_hold_nothing_while_others_work():
-    before, gate = cpu.num_threads(), threading.Event()
+    before, gate, meeting = cpu.num_threads(), threading.Event(), threading.Barrier(3, timeout=60)
     cpu.set_num_threads(2)
-    busy = threading.Thread(target=cpu.parallel, args=(lambda i, j: gate.wait(60), 2, 1))
+    work = lambda i, j: (meeting.wait(), gate.wait(60))  # noqa: E731
+    busy = threading.Thread(target=cpu.parallel, args=(work, 2, 1))
     busy.start()
     try:
-        time.sleep(0.2)  # both are in
+        meeting.wait()  # both are in
         held = np.zeros(3)
         reference = weakref.ref(held)
         cpu.parallel(lambda i, j, held=held: held[i:j].sum(), 3, 1)

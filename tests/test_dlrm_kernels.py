@@ -113,9 +113,9 @@ def test_a_step_syncs_twice_and_allocates_nothing_for_its_dense_part(sim, monkey
 
 def test_a_step_takes_few_seconds_to_simulate(sim):
     train("sim", steps=1)  # compiles
-    start = time.perf_counter()
+    start = time.process_time()
     train("sim", steps=1)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_a_loss_that_is_not_finite_updates_nothing(xp):

@@ -112,9 +112,9 @@ def test_row_quantizer_is_fast():
     sim.run(SOURCE, "quantize", 125, 256, args)  # compiles
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         sim.run(SOURCE, "quantize", 125, 256, args)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert min(seconds) < 1  # 0.1 s on an idle core
 
 

@@ -21,7 +21,7 @@ class Told(HostRows):
         self.asked.append(rows.tolist())
         if threading.current_thread() is not threading.main_thread():
             if self.gate is not None:
-                assert self.gate.wait(10)
+                assert self.gate.wait(60)
             if self.error is not None:
                 raise self.error
         super().read(rows, out)

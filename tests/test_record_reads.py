@@ -125,12 +125,12 @@ def test_the_end_of_a_file_that_grows(tmp_path, pool, flags):
             for n in range(10, 4000):
                 stream.write(records[48 * n : 48 * (n + 1)])
                 written[0] = n + 1
-                if n % 100 == 0:
-                    time.sleep(0.001)
+                while n % 100 == 0 and len(failures) < n // 100 and time.monotonic() < end:
+                    time.sleep(0.001)  # for reads in between
 
     out, nine = np.empty((1, 4), np.uint64), np.array([9])
     failures = [read_records(pool, descriptors, nine, nine, out)[1]]  # now it is compiled
-    writer = threading.Thread(target=append)
+    writer, end = threading.Thread(target=append), time.monotonic() + 60
     writer.start()
     while written[0] < 4000:
         last = np.array([written[0] - 1])

@@ -22,13 +22,20 @@ INFER = "/v2/models/sums/infer"
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
-    """A server that waits for one second."""
-    with serving(tmp_path_factory.mktemp("hasty"), timeout=0.85) as one:
+    """A server that waits for two seconds."""
+    with serving(tmp_path_factory.mktemp("hasty"), timeout=2.0) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory):
+    """A server that waits for clients that are themselves waiting for a core."""
+    with serving(tmp_path_factory.mktemp("patient")) as one:
         yield one
 
 
 def connect(server):
-    return socket.create_connection((server.host, server.port), timeout=20)
+    return socket.create_connection((server.host, server.port), timeout=60)
 
 
 def post(content, *lines, length=None):
@@ -74,7 +81,7 @@ def test_a_request_that_never_ends(hasty, sent):
         start = time.monotonic()
         connection.sendall(sent)
         said = reads(connection)
-        assert 0.8 < time.monotonic() - start < 15
+        assert 1.9 < time.monotonic() - start < 60
     status = 413 if b"00000000" in sent else 408
     assert said.startswith(b"HTTP/1.1 %d " % status)
     assert json.loads(said.partition(b"\r\n\r\n")[2])["error"].endswith(".")
@@ -89,7 +96,7 @@ def test_a_request_that_comes_byte_by_byte(hasty):
                 time.sleep(0.05)
         except ConnectionError:
             pass
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize("before", [b"", GOOD])
@@ -98,14 +105,14 @@ def test_a_client_that_says_nothing(hasty, before):
         start = time.monotonic()
         connection.sendall(before)
         said = reads(connection)
-        assert 0.8 < time.monotonic() - start < 15
+        assert 1.9 < time.monotonic() - start < 60
     assert said.count(b"HTTP/1.1 200 ") == bool(before)
     assert said.count(b"HTTP/1.1 ") == bool(before)
 
 
 def test_a_slow_answer_is_not_cut(hasty):
     with connect(hasty) as connection:
-        connection.sendall(post(json.dumps(body((1000, 2.5))).encode()))
+        connection.sendall(post(json.dumps(body((1000, 3.5))).encode()))
         assert answer(connection)[0] == b"HTTP/1.1 200 OK\r\n"
 
 
@@ -116,14 +123,14 @@ def test_a_client_that_reads_nothing(hasty):
         with pytest.raises(OSError):
             while True:
                 connection.sendall(many)
-        connection.settimeout(20)
+        connection.settimeout(60)
         start = time.monotonic()
         reads(connection)
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 60
 
 
-def test_a_client_that_closes_its_half(hasty):
-    with connect(hasty) as connection:
+def test_a_client_that_closes_its_half(patient):
+    with connect(patient) as connection:
         connection.sendall(GOOD[:-1])
         connection.shutdown(socket.SHUT_WR)
         assert reads(connection) == b""
@@ -144,24 +151,24 @@ def test_a_client_that_closes_its_half(hasty):
         (post(b"{}", length=2**40), 413),
     ],
 )
-def test_http_that_is_none(hasty, sent, status):
-    with connect(hasty) as connection:
+def test_http_that_is_none(patient, sent, status):
+    with connect(patient) as connection:
         connection.sendall(sent)
         line, said = answer(connection)
         assert line.startswith(b"HTTP/1.1 %d " % status)
         assert json.loads(said)["error"].endswith(".")
 
 
-def test_a_client_that_asks_before_it_sends(hasty):
+def test_a_client_that_asks_before_it_sends(patient):
     head, _, content = post(GOOD.partition(b"\r\n\r\n")[2], "Expect: 100-continue").partition(
         b"\r\n\r\n"
     )
-    with connect(hasty) as connection:
+    with connect(patient) as connection:
         connection.sendall(head + b"\r\n\r\n")
         assert answer(connection) == (b"HTTP/1.1 100 Continue\r\n", b"")
         connection.sendall(content)
         assert answer(connection)[0] == b"HTTP/1.1 200 OK\r\n"
-    with connect(hasty) as connection:
+    with connect(patient) as connection:
         connection.sendall(post(b"", "Expect: 100-continue", length=2**40))
         assert answer(connection)[0].startswith(b"HTTP/1.1 413 ")
 
@@ -187,7 +194,7 @@ def test_connections_are_bounded(tmp_path):
         assert said.startswith(b"HTTP/1.1 503 ")
         assert b"\r\nconnection: close\r\nretry-after: 1\r\n\r\n{" in said
         idle.pop().close()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         status = b""
         while b" 200 " not in status:  # once the server has seen that one is closed
             assert time.monotonic() < end
@@ -219,7 +226,7 @@ def test_what_no_honest_client_sends(tmp_path, monkeypatch):
 
 
 def slowly(server, seconds, answers):
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=90)
     connection.request("POST", INFER, json.dumps(body((1000, seconds))))
     try:
         answer = connection.getresponse()
@@ -234,7 +241,7 @@ def begun(server, seconds):
     answers = []
     thread = threading.Thread(target=slowly, args=(server, seconds, answers))
     thread.start()
-    time.sleep(0.5)
+    server.check_says(f"computing for {seconds} s")
     return thread, answers
 
 
@@ -244,17 +251,21 @@ def test_what_is_under_way_is_answered(tmp_path, number):
         idle = http.client.HTTPConnection(server.host, server.port, timeout=30)
         idle.request("GET", "/v2/health/ready")
         assert idle.getresponse().read() == b'{"ready":true}'
-        thread, answers = begun(server, 2)
+        thread, answers = begun(server, 60)
         server.send(number)
         server.check_says("ending after the requests under way")
-        time.sleep(0.1)
-        idle.request("GET", "/v2/health/ready")  # which was on its way
-        answer = idle.getresponse()
-        assert (answer.status, answer.read()) == (503, b'{"ready":false}')
-        assert answer.getheader("connection") == "close"
-        time.sleep(0.2)
+        answer, end = None, time.monotonic() + 60
+        while answer is None or answer.getheader("connection") != "close":
+            assert time.monotonic() < end
+            idle.request("GET", "/v2/health/ready")  # which was on its way
+            answer = idle.getresponse()
+            assert (answer.status, answer.read()) == (503, b'{"ready":false}')
+        end = time.monotonic() + 60
         with pytest.raises(ConnectionRefusedError):
-            connect(server)
+            while time.monotonic() < end:
+                connect(server).close()
+                time.sleep(0.01)
+        server.enough()
         thread.join()
         assert [status for status, _ in answers] == [200]
         assert server.code() == 0
@@ -277,24 +288,25 @@ def test_connections_that_the_system_has_made_are_taken(tmp_path):
 
 def test_a_second_signal_ends_at_once(tmp_path):
     with serving(tmp_path) as server:
-        thread, answers = begun(server, 20)
+        thread, answers = begun(server, 60)
         start = time.monotonic()
         server.send(signal.SIGTERM)
         server.check_says("a second signal ends at once")
         server.send(signal.SIGTERM)
         assert server.code() == 143
         thread.join()
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 30
         assert [status for status, _ in answers] == [0]
 
 
 def test_no_more_time_than_was_given(tmp_path):
     with serving(tmp_path, drain=0.5) as server:
-        thread, answers = begun(server, 3)
+        thread, answers = begun(server, 60)
         server.send(signal.SIGTERM)
         thread.join()
         assert answers[0][0] == 503
         assert "goes down" in answers[0][1]["error"]
+        server.enough()
         assert server.code() == 1
         assert "cut off 1 requests after 0.5 seconds" in server.said
 
@@ -304,7 +316,7 @@ def test_the_end_waits_for_no_checkpoint_that_is_read(tmp_path):
         server.file.write_text("slow")
         connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
         connection.request("POST", "/v2/repository/models/sums/load", "{}")
-        time.sleep(0.3)
+        server.check_says("reading what is slow")
         server.send(signal.SIGTERM)
         answer = connection.getresponse()
         assert answer.status == 503
@@ -314,11 +326,12 @@ def test_the_end_waits_for_no_checkpoint_that_is_read(tmp_path):
 
 def test_a_client_that_is_gone_is_no_request_cut_off(tmp_path):
     with serving(tmp_path) as server:
-        thread, answers = begun(server, 1)
+        thread, answers = begun(server, 60)
         for _ in range(3):
             with connect(server) as connection:
                 connection.sendall(GOOD)
                 time.sleep(0.1)
+        server.enough()
         thread.join()
         assert answers[0][0] == 200
         server.send(signal.SIGTERM)

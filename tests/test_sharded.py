@@ -80,7 +80,7 @@ class Served:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(60)
 
 
 def point(folder: Path, checkpoint: Path) -> None:
@@ -155,17 +155,20 @@ def test_ranks_answer_as_predict_does_and_change_together(served, checkpoints, e
     assert f"{name}.vectors.npy' must have crc32" in told["error"]
     assert (served.predicted(columns)[1] == expected[versions[0]]).all()
 
-    time.sleep(1)  # the front's workers spin a moment
     ranks = served.ranks()
     assert len(ranks) == RANKS
-    before = [ticks(rank) for rank in ranks]
-    time.sleep(3)
-    used = [after - b for after, b in zip(map(ticks, ranks), before, strict=True)]
-    assert max(used) < 0.2 * 3 * os.sysconf("SC_CLK_TCK"), used
+    for _ in range(30):  # the front's workers spin a moment
+        before = [ticks(rank) for rank in ranks]
+        time.sleep(1)
+        used = [after - b for after, b in zip(map(ticks, ranks), before, strict=True)]
+        if max(used) < 0.2 * os.sysconf("SC_CLK_TCK"):
+            break
+    else:
+        raise AssertionError(used)
     assert served.predicted(columns)[0] == versions[0]  # who sleep still wake up
 
     served.process.send_signal(signal.SIGUSR1)  # which mpirun passes on
-    assert served.process.wait(30) == 0
+    assert served.process.wait(60) == 0
 
 
 def ticks(process: Path) -> int:
@@ -177,7 +180,7 @@ def ticks(process: Path) -> int:
 def test_a_rank_that_dies_ends_all(served):
     (last,) = [p for p in served.ranks() if b"RANK=3" in (p / "environ").read_bytes()]
     os.kill(int(last.name), signal.SIGKILL)
-    assert served.process.wait(30) != 0
+    assert served.process.wait(60) != 0
     with pytest.raises(OSError):
         served.ask("/v2/health/live")
 

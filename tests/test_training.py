@@ -151,7 +151,9 @@ def test_a_rank_tells_its_step_and_that_it_is_alive_while_it_reads():
 
     class Slow(Arrays):
         def batches(self, batch_size, *, skip=0):
-            time.sleep(0.3)
+            end = time.monotonic() + 60
+            while not Position.of(model.ranks).doing and time.monotonic() < end:
+                time.sleep(0.01)
             stands.append(Position.of(model.ranks))
             yield from super().batches(batch_size, skip=skip)
 
