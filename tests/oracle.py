@@ -88,10 +88,10 @@ def check_same_bits(call: Callable[[], Any]) -> None:
 def check_thread_order(xp: Any, call: Callable[[], Any]) -> None:
     """`call`, which returns arrays of `xp`, gives the same bytes in any order of threads.
 
-    On the simulator five seeds fix the order and each architecture compiles its own code; a GPU
-    takes the order it likes, five times.
+    On the simulator five seeds fix the order of two architectures' code: NVRTC makes the same
+    instructions for 90 as for 80. A GPU takes the order it likes, five times.
     """
-    runs = [(80, 0), (80, 1), (80, 2), (90, 3), (100, 4)]
+    runs = [(80, 0), (80, 1), (80, 2), (100, 3), (100, 4)]
     results = []
     for arch, seed in runs:
         if xp is arrays.module("sim"):

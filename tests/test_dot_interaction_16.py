@@ -13,7 +13,7 @@ from cupyrec.ops.dot_interaction import dot_interaction_width
 HALF, BRAIN = arrays.HALVES
 
 # B, F with `dense` among them, D
-SHAPES = oracle.covering((0, 1, 3), (1, 2, 3, 17, 27, 64), (1, 3, 16, 17, 128, 130, 256))
+SHAPES = oracle.covering((0, 1, 3), (1, 2, 17, 27, 64), (1, 16, 17, 128, 130, 256))
 SHAPES.append((5, 64, 1024))  # more samples than a block has warps, columns in chunks
 
 both = pytest.mark.parametrize("dtype", arrays.HALVES, ids=str)
