@@ -2,21 +2,20 @@
 as users' widths, options and alignments specialise it.
 """
 
+import collections
 import contextlib
 import importlib
 import itertools
-import multiprocessing
-import os
 import pkgutil
 import re
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import kernel_builds
 import numpy as np
 import oracle
 import pytest
-from assembled import assembled
+from kernel_builds import ARCHITECTURES, KERNEL
 
 from cupyrec import Tensor, arrays, kernel, ops
 from cupyrec.autograd import Function
@@ -59,9 +58,6 @@ import kernel_cases
 
 BATCH = 10  # widths make most specialisations; and unique keys are sorted in two passes
 KEYS = 64, 128, 256, 512  # of 6, 7, 8 and twice 5 bits
-ARCHITECTURES = 80, 90, 100
-
-_KERNEL = r'extern "C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\('
 
 # Specialisations of users. An array that starts `shift` floats into its memory may be read by 4, 1
 # or 2 floats at a time, where the width lets it.
@@ -302,41 +298,9 @@ def special():
     return {specialisation(one): one for one in made}
 
 
-def one_source(file, specialisations):
-    """A source with a file's kernels for several sets of macros; of the i-th they end in _i."""
-    text, parts = kernel.source(file), []
-    for i, macros in enumerate(specialisations):
-        macros = dict(macros) | {name: f"{name}_{i}" for name in re.findall(_KERNEL, text)}
-        parts += [f"#define {name} {value}\n" for name, value in macros.items()]
-        parts += [f"namespace s{i} {{\n", text, "\n}\n"] if len(specialisations) > 1 else [text]
-        parts += [f"#undef {name}\n" for name in macros]
-    return "".join(parts)
-
-
 @pytest.fixture(scope="module")
 def built(launched, special):
-    """What NVRTC and ptxas say of each specialisation; many a file, for a file takes its time."""
-    jobs = []
-    wanted = sorted({(file, macros) for file, _, macros in launched[0] | special})
-    for file, found in itertools.groupby(wanted, lambda one: one[0]):
-        most = 1 if re.search(r"[\s=(]::\w", kernel.source(file)) else 12  # ::x of one namespace
-        groups = batched([macros for _, macros in found], most)
-        jobs += itertools.product([file], groups, ARCHITECTURES)
-    sources = [one_source(file, group) for file, group, _ in jobs]
-    files, architectures = [f"kernels/{file}" for file, *_ in jobs], [arch for *_, arch in jobs]
-    processes = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), processes) as pool:
-        results = [*pool.map(assembled, sources, architectures, files)]
-    found = [
-        (name, group[int(name.rpartition("_")[2])], arch, resources)
-        for (_, group, arch), (kernels, _) in zip(jobs, results, strict=True)
-        for name, resources in kernels.items()
-    ]
-    return found, [message for _, said in results for message in said]
-
-
-def batched(items, count):
-    return [items[i : i + count] for i in range(0, len(items), count)]
+    return kernel_builds.built(launched[0], special)
 
 
 def declared():
@@ -359,7 +323,7 @@ def test_every_kernel_of_the_folder_is_built(launched):
     in_files = {
         (path.name, name)
         for path in kernel.folder().glob("*.cu")
-        for name in re.findall(_KERNEL, path.read_text())
+        for name in re.findall(KERNEL, path.read_text())
     }
     assert {path.name for path in kernel.folder().glob("*.cu")} == {file for file, _ in in_files}
     assert in_files - {(file, name) for file, name, _ in launched[0]} == set()
@@ -370,13 +334,17 @@ def test_nvrtc_does_not_warn(built):
 
 
 def test_ptxas_neither_warns_nor_spills(built, launched, special):
-    names = {(name.rpartition("_")[0], macros, arch) for name, macros, arch, _ in built[0]}
-    wanted = itertools.product(launched[0] | special, ARCHITECTURES)
-    assert names >= {(name, macros, arch) for (_, name, macros), arch in wanted}
+    names = {(one.file, one.name, one.macros, one.arch) for one in built[0]}
+    assert names >= {(*one, arch) for one in launched[0] for arch in ARCHITECTURES}
+    assert {one[:3] for one in names} >= set(special)
+    met = {(name, value, arch) for _, name, macros, arch in names for value in macros}
+    wanted = collections.Counter((name, value) for _, name, macros in special for value in macros)
+    often = [one for one, n in wanted.items() if n >= len(ARCHITECTURES)]
+    assert met >= {(*one, arch) for one in often for arch in ARCHITECTURES}
     complaints = [
-        f"{name} {dict(macros)} for sm_{arch}: {found}"
-        for name, macros, arch, found in built[0]
-        if found.warnings or found.spills or found.registers == 0
+        f"{one.name} {dict(one.macros)} for sm_{one.arch}: {one.resources}"
+        for one in built[0]
+        if one.resources.warnings or one.resources.spills or one.resources.registers == 0
     ]
     assert not complaints, "\n".join(complaints)
 
