@@ -101,9 +101,16 @@ def test_two_at_once():
 
 
 def test_large_launches_are_not_kept():
-    with kept.machine(program(), kept._THREADS + 32, the_heap()) as machine:
-        assert machine.capacity == kept._THREADS + 32
-    assert not kept._kept
+    one = program()
+    with kept.machine(one, 32, the_heap()) as small:
+        assert small.capacity == 256
+    with kept.machine(one, kept._THREADS + 32, the_heap()) as large:
+        assert large.capacity == kept._THREADS + 32
+    assert list(kept._kept.values()) == [small]
+    with kept.machine(one, 257, the_heap()) as larger:
+        assert larger.capacity == 512
+    assert list(kept._kept.values()) == [larger]
+    assert not vars(small)
 
 
 def test_those_not_used_for_longest_go_first(monkeypatch):

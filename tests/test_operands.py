@@ -73,12 +73,15 @@ def test_a_launch_renews_what_steps_hold(operands):
     register = operands.register(kernel, "%r1")
     held = {name: operands.source(kernel, name, "u32") for name in ("%tid.x", "%ntid.x", "tile")}
     stored = operands.store(kernel, "argument", 4)
-    register[:], stored[:] = 9, 9
+    carry = operands.carry()
+    register[:], stored[:], carry[:] = 9, 9, True
     operands.special = {"%tid.x": np.arange(64)[::-1], "%ntid.x": 64}
     operands.address = {("own", "tile"): 48}
     operands.renew(64)
     assert not register.any()
     assert not stored.any()
+    assert not operands.carry().any()
+    assert operands.carry() is carry
     assert held["%tid.x"].tolist() == [*range(64)][::-1]
     assert held["%ntid.x"].tolist() == [64] * 64
     assert held["tile"].tolist() == [48] * 64

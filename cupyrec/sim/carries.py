@@ -35,7 +35,7 @@ def decode(machine: Machine, function: Function, instruction: Instruction) -> St
     product = [machine.source(function, o, kind) for o in instruction.operands[1:3]]
     bits = f"u{kind[1:]}"
     terms = [machine.source(function, o, bits) for o in instruction.operands[1:]]
-    carry = machine.registers.setdefault(("", "carry"), np.zeros(machine.capacity, bool))
+    carry = machine.carry()
     times = arithmetic.multiply("hi" if "hi" in parts else "lo")
     flip = np.invert if root.startswith("sub") else np.asarray
     start = root == "sub"

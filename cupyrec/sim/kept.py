@@ -22,8 +22,11 @@ _kept: OrderedDict[Program, Machine] = OrderedDict()  # the one used last at the
 @contextlib.contextmanager
 def machine(program: Program, threads: int, heap: Heap) -> Iterator[Machine]:
     """Yield a machine for one launch of `threads`, which nobody else has meanwhile."""
-    made = _kept.pop(program, None)
-    if made is None or made.capacity < threads:
+    made = _kept.pop(program, None) if threads <= _THREADS else None
+    new = made is None or made.capacity < threads
+    if new:
+        if made is not None:
+            made.close()
         capacity = threads if threads > _THREADS else max(256, 1 << (threads - 1).bit_length())
         made = Machine(program, capacity, heap)
     try:
@@ -33,16 +36,16 @@ def machine(program: Program, threads: int, heap: Heap) -> Iterator[Machine]:
         raise
     made.end()
     if made.capacity <= _THREADS:
-        _keep(made)
+        _keep(made, new)
     else:
         made.close()
 
 
-def _keep(made: Machine) -> None:
+def _keep(made: Machine, new: bool) -> None:
     if (other := _kept.pop(made.program, None)) is not None:  # another thread's
         other.close()
     _kept[made.program] = made
-    while len(_kept) > 1 and sum(_nbytes(m) for m in list(_kept.values())) > _BYTES:
+    while new and len(_kept) > 1 and sum(_nbytes(m) for m in list(_kept.values())) > _BYTES:
         _kept.popitem(last=False)[1].close()
 
 

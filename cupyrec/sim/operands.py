@@ -6,6 +6,7 @@ with, so that a kernel is decoded once for all launches of up to `capacity` lane
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,8 @@ from cupyrec.sim.program import Program
 from cupyrec.sim.ptx import Function, Variable, constant, dtype_of, width
 
 __all__ = ["Operands"]
+
+_CHUNK = 16  # registers
 
 
 class Operands:
@@ -30,24 +33,41 @@ class Operands:
         self.program, self.module, self.kernel = program, program.module, program.kernel
         self.capacity = capacity
         self.registers: dict[tuple[str, str], np.ndarray] = {}
+        self._chunks: list[np.ndarray] = []  # of registers, as one by one they take long to clear
+        self._spare: dict[np.dtype, list[np.ndarray]] = collections.defaultdict(list)
         self.stores: dict[tuple[str, str], np.ndarray] = {}  # .param space of calls
         self._named: dict[tuple[str, str, np.dtype], np.ndarray] = {}
 
     def renew(self, lanes: int) -> None:
         """Begin a launch: registers are 0, names stand for what they do in this launch."""
-        for array in (*self.registers.values(), *self.stores.values()):
+        for chunk in self._chunks:
+            chunk[:, :lanes] = 0
+        for array in self.stores.values():
             array[:lanes] = 0
         for (function, name, _), array in self._named.items():
             self._name(array, function, name)
 
     def register(self, function: Function, name: str) -> np.ndarray:
         """All lanes of a register."""
-        key = (function.name, name)
-        if key not in self.registers:
+        made = self.registers.get((function.name, name))
+        if made is None:
             kind = function.registers[name]
             kind = kind if kind == "pred" else f"b{8 * width(kind)}"
-            self.registers[key] = np.zeros(self.capacity, dtype_of(kind))
-        return self.registers[key]
+            made = self.registers[function.name, name] = self._new(dtype_of(kind))
+        return made
+
+    def carry(self) -> np.ndarray:
+        """All lanes of the bit that sums carry."""
+        if ("", "carry") not in self.registers:
+            self.registers["", "carry"] = self._new(np.dtype(bool))
+        return self.registers["", "carry"]
+
+    def _new(self, dtype: np.dtype) -> np.ndarray:
+        spare = self._spare[dtype]
+        if not spare:
+            self._chunks.append(np.zeros((_CHUNK, self.capacity), dtype))
+            spare.extend(self._chunks[-1])
+        return spare.pop()
 
     def source(self, function: Function, operand: object, kind: str) -> np.ndarray:
         """All lanes of an operand, read as `kind`; a view where it is a register."""
