@@ -275,3 +275,34 @@ def test_closing_cancels_who_waits():
         assert not batcher._thread.is_alive()
 
     asyncio.run(run())
+
+
+def test_rows_that_were_not_announced_are_nobodys():
+    """Else a neighbour would get them."""
+
+    async def check(batcher, worker):
+        worker.go(10)
+        _, _, form = rows(1)
+        first = batcher.submit(*rows(1, 1))
+        liar = batcher.submit(np.full((2, 2), 5, np.float32), 1, form)
+        last = batcher.submit(*rows(1, 2))
+        with pytest.raises(RuntimeError, match="as many rows as was said"):
+            await liar
+        assert [(await one)[0].tolist() for one in (first, last)] == [[[2]], [[4]]]
+
+    tried(check)
+
+
+def test_what_fails_between_calls_leaves_the_thread_at_work():
+    async def check(batcher, worker):
+        worker.go(10)
+        held = batcher.submit(*rows(1, 7))
+        wide = np.ones((1, 3), np.float32), 1, "wide"
+        asked = [batcher.submit(*rows(1)), batcher.submit(*wide)]  # not to be put together
+        assert (await held)[0].tolist() == [[14]]
+        for one in asked:
+            with pytest.raises(ValueError, match="dimensions"):
+                await one
+        assert (await batcher.submit(*rows(1, 4)))[0].tolist() == [[8]]
+
+    tried(check)

@@ -187,7 +187,10 @@ class Batcher:
     def _work(self) -> None:
         """What the thread does: work on batch after batch."""
         while (batch := self._batches.get()) is not None:
-            outcomes = self._outcomes(batch)
+            try:
+                outcomes = self._outcomes(batch)
+            except Exception as error:  # no memory, say; this thread must live on
+                outcomes = [(one, error) for one in batch]
             try:
                 self._loop.call_soon_threadsafe(self._end, outcomes)
             except RuntimeError:  # the loop is closed: nobody waits any more
@@ -216,7 +219,10 @@ class Batcher:
         Where they fail together each half is tried: the good ones most often stay together.
         """
         try:
-            return [(same, self._convert([one.inputs for one in same]))]
+            dense, ids = self._convert([one.inputs for one in same])
+            if not len(dense) == len(ids) == sum(one.rows for one in same):  # else rows of others
+                raise RuntimeError("Batcher: inputs must have as many rows as was said.")
+            return [(same, (dense, ids))]
         except Exception as error:
             if len(same) == 1:
                 return [(same, error)]
