@@ -37,6 +37,18 @@ def convert(inputs):
     return dense, np.zeros((len(dense), 1), np.int64)
 
 
+def recorded(batcher):
+    """The first number of each request that is converted, in a list a conversion."""
+    converted, convert = [], batcher._convert
+
+    def record(inputs):
+        converted.append([one[0, 0] for one in inputs])
+        return convert(inputs)
+
+    batcher._convert = record
+    return converted
+
+
 def tried(check, **options):
     """Run ``check(batcher, worker)`` in an event loop."""
 
@@ -185,13 +197,7 @@ def test_one_that_fails_takes_none_along():
 
 def test_requests_of_one_form_are_converted_together():
     async def check(batcher, worker):
-        converted = []
-
-        def kept(inputs):
-            converted.append([one[0, 0] for one in inputs])
-            return convert(inputs)
-
-        batcher._convert = kept
+        converted = recorded(batcher)
         forms = "?ababc"
         asked = [batcher.submit(*rows(1 + n % 2, n, form)) for n, form in enumerate(forms)]
         asked.insert(4, batcher.submit(*rows(3, 9, "b"), is_gone=lambda: True))
@@ -208,15 +214,13 @@ def test_requests_of_one_form_are_converted_together():
 
 def test_inputs_that_are_refused_take_none_along():
     async def check(batcher, worker):
-        converted = []
-
         def strict(inputs):
-            converted.append([one[0, 0] for one in inputs])
             if any((one == 7).any() for one in inputs):
                 raise ValueError(f"7 among {len(inputs)}")
             return convert(inputs)
 
         batcher._convert = strict
+        converted = recorded(batcher)
         asked = [batcher.submit(*rows(2, value)) for value in (0, 1, 7, 2, 7, 3, 5)]
         asked.append(batcher.submit(*rows(1, 4, "other")))
         worker.go(2)
