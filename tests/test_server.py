@@ -365,3 +365,13 @@ def test_of_two_servers_bound_before_either_listens_the_second_is_refused(tmp_pa
             one.listen()
             with pytest.raises(OSError, match=rf"Address already in use: '{host}:{port}'"):
                 run(StandIn(file), file, other)
+
+
+def test_pipelines_of_clients_that_are_gone_are_no_errors(patient):
+    for _ in range(300):  # of which many go while the first of two requests is worked on
+        with connect(patient) as gone:
+            gone.sendall(GOOD * 2)
+    with connect(patient) as other:
+        other.sendall(GOOD)
+        assert answer(other)[0] == b"HTTP/1.1 200 OK\r\n"
+    assert "Traceback" not in patient.said

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._head, self._in_head, self._is_last = 0, False, False
+        self._cycles: weakref.WeakSet = weakref.WeakSet()  # requests that somebody works on
         self._refusal = 400, "request: must be one of HTTP/1.1."
         self._take_turns()
         most = self.config.max_connections
@@ -60,6 +62,12 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         ours = cycle is not None and not cycle.response_complete and not cycle.more_body
         self._since = None if ours and not self.flow.write_paused else self.loop.time()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for cycle in self._cycles:  # uvicorn tells the last one of a pipeline, not the one at work
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
+        super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -91,6 +99,7 @@ class Connection(HttpToolsProtocol):
         self.scope["cupyrec.is_gone"] = self.transport.is_closing
         super().on_headers_complete()
         self.scope["cupyrec.send_whole"] = functools.partial(self._send_whole, self.cycle)
+        self._cycles.add(self.cycle)
         if self._is_last:
             self.cycle.keep_alive = False
 
